@@ -1,0 +1,62 @@
+"""`replay`, `compare` and `export`: what a saved session says, without any engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from workbench.report import table
+from workbench.report.compare import compare as comparison_of
+from workbench.session.text import one_line
+from workbench.store.exporters import write_csv, write_jsonl
+from workbench.store.playback import load_state
+from workbench.store.saved import SavedSession
+from workbench.store.state import SessionState
+
+
+def replay(options: argparse.Namespace) -> int:
+    """`workbench replay FILE`: the app, or the session as text."""
+    if not options.text:
+        from workbench.cli.app import open_file
+
+        return open_file(Path(options.file))
+    from workbench.report.transcript import transcript
+
+    with _opened(options.file) as state:
+        for line in transcript(state):
+            print(line)
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """`workbench compare FILE...`: text, JSON, CSV or Markdown; several files give a list."""
+    comparisons: list[table.Comparison] = []
+    for name in options.files:
+        with _opened(name) as state:
+            comparisons.append(comparison_of(state))
+    if options.json:
+        print(json.dumps(comparisons[0] if len(comparisons) == 1 else comparisons, indent=1))
+        return 0
+    shape = table.csv_text if options.csv else table.markdown if options.markdown else table.text
+    print("\n".join(shape(comparison) for comparison in comparisons), end="")
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """`workbench export FILE`: per-position rows on stdout."""
+    with _opened(options.file) as state:
+        write = write_csv if options.format == "csv" else write_jsonl
+        write(state, sys.stdout, lane=options.lane)
+    return 0
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[SessionState]:
+    with SavedSession.open(Path(name)) as saved:
+        for line in saved.damage:
+            print(one_line(f"workbench: {name}: {line}"), file=sys.stderr)
+        yield load_state(saved)

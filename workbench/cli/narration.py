@@ -1,0 +1,62 @@
+"""Narration on stderr: one line a step, and one progress line that is redrawn on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from workbench.session.text import one_line
+from workbench.store.state import SessionState
+
+_REPORT_SECONDS = 5.0
+
+
+class Narrator:
+    """Says lines and shows how far the running lanes are. Without a terminal a lane reports every five seconds."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._drawn = False
+        self._reported = 0.0
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+
+    def say(self, line: str) -> None:
+        """Print one line of narration."""
+        with self._lock:
+            self._erase()
+            print(one_line(line), file=sys.stderr, flush=True)
+
+    def show(self, state: SessionState) -> None:
+        """Draw the running lanes' progress; a lane that has ended is said once."""
+        for lane in list(state.lanes):
+            record = lane.record
+            if record.status in ("done", "failed", "invalid", "cancelled") and record.id not in self._ended:
+                self._ended.add(record.id)
+                self.say(
+                    f"{record.name}: {record.status}" + (f": {record.reason.splitlines()[0]}" if record.reason else "")
+                )
+        parts = [
+            f"{lane.record.name}: {lane.phase} {lane.done:,}/{lane.total:,}"
+            if lane.total
+            else f"{lane.record.name}: {lane.phase or 'starting'}"
+            for lane in list(state.lanes)
+            if lane.record.status == "running"
+        ]
+        now = time.monotonic()
+        if not parts or (not self._terminal and now - self._reported < _REPORT_SECONDS):
+            return
+        self._reported = now
+        line = one_line(" · ".join(parts))
+        with self._lock:
+            if self._terminal:
+                print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+                self._drawn = True
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+    def _erase(self) -> None:
+        if self._drawn:
+            print("\r\x1b[2K", end="", file=sys.stderr)
+            self._drawn = False

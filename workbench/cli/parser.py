@@ -1,0 +1,83 @@
+"""The parser of every command; a command is named `module.function` and imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from workbench import __version__
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = argparse.ArgumentParser(
+        prog="workbench", description="Is the model you run still the model that was published?"
+    )
+    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
+    parser.set_defaults(command="app.start", session=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    run = _command(commands, "run", "run.run", "record or reuse the reference, run the lanes, print the table")
+    _add_session(run)
+    run.add_argument("--lane", action="append", default=[], metavar="SPEC", help="engine:key=value,... or a TOML file")
+    run.add_argument("--floor", action="store_true", help="measure the noise floor as well")
+    run.add_argument("--parallel", type=int, default=1, metavar="N", help="lanes at once, where memory allows")
+    run.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+    record = _command(commands, "record", "run.record", "only the reference trace")
+    _add_session(record)
+    record.add_argument("--lane", metavar="SPEC", help="the reference (same as --reference)")
+
+    demo = _command(
+        commands, "demo", "run.demo", "the demo session with three lanes: the app, or headless without a terminal"
+    )
+    demo.add_argument("--headless", action="store_true", help="print the table although there is a terminal")
+    demo.add_argument("--json", action="store_true", help="print the comparison as JSON (headless)")
+    demo.add_argument("-o", "--output", metavar="FILE.wbs", help="where to save the session")
+
+    replay = _command(commands, "replay", "files.replay", "the app on a saved session, without any engine")
+    replay.add_argument("file", metavar="FILE")
+    replay.add_argument("--text", action="store_true", help="print the session with its divergence instead")
+
+    compare = _command(commands, "compare", "files.compare", "the table of a saved session's lanes")
+    compare.add_argument("files", metavar="FILE", nargs="+")
+    form = compare.add_mutually_exclusive_group()
+    for name in ("json", "csv", "markdown"):
+        form.add_argument(f"--{name}", action="store_true")
+
+    floor = _command(commands, "floor", "run.floor", "measure the noise floor of a saved session's reference")
+    floor.add_argument("file", metavar="FILE")
+    floor.add_argument("--json", action="store_true")
+
+    export = _command(commands, "export", "files.export", "per-position rows of a saved session as CSV or JSONL")
+    export.add_argument("file", metavar="FILE")
+    export.add_argument("--format", choices=("csv", "jsonl"), default="csv")
+    export.add_argument("--lane", metavar="NAME", help="only this lane")
+
+    models = _command(commands, "models", "machine.models", "list, add, verify and remove models")
+    models.add_argument("action", choices=("list", "add", "remove", "verify", "clean"), nargs="?", default="list")
+    models.add_argument("target", nargs="?", metavar="NAME|PATH", help="for clean: models, traces, saved, logs")
+    models.add_argument("--name", help="the name to add it under")
+    models.add_argument("--json", action="store_true")
+
+    doctor = _command(commands, "doctor", "machine.doctor", "engines, versions, devices, memory, and what is missing")
+    doctor.add_argument("--json", action="store_true")
+    places = _command(
+        commands, "paths", "machine.show_paths", "where configuration, models, traces and saved sessions live"
+    )
+    places.add_argument("--json", action="store_true")
+    return parser
+
+
+def _command(commands: Any, name: str, function: str, about: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _add_session(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("session", metavar="SESSION", help="FILE.json, FILE.jsonl#ID, or a sample session's name")
+    parser.add_argument("--model", metavar="NAME|PATH", help="a folder, a GGUF file, a hub id, or a name from `models`")
+    parser.add_argument("--reference", metavar="SPEC", default="transformers:weights=bf16", help="default: %(default)s")
+    parser.add_argument("-o", "--output", metavar="FILE.wbs", help="where to save; an unfinished run there is resumed")
+    parser.add_argument("--fit", action="store_true", help="cut a session that is too long at a turn boundary")

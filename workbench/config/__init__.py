@@ -1,0 +1,1 @@
+"""What to run: configurations, the axes they differ in, presets, settings and themes."""

@@ -1,0 +1,74 @@
+"""The user's settings file: the theme, and keys by action id. What is wrong in it is reported, never fatal.
+
+    theme = "paper"
+    [keys]
+    zoom = "Z"
+    flip-next = "],n"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+from workbench.config.theme import DEFAULT_THEME, MAX_BYTES
+from workbench.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user chose. `keys` maps an action's id to its keys, comma-separated; `problems` says what was ignored."""
+
+    theme: str = DEFAULT_THEME
+    keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    problems: tuple[ConfigurationError, ...] = ()
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings of a file; an absent file is the defaults, a damaged one the defaults and a problem."""
+    try:
+        data = path.read_bytes()[: MAX_BYTES + 1]
+    except FileNotFoundError:
+        return Settings()
+    except OSError as error:
+        return Settings(problems=(ConfigurationError(f"cannot be read: {error}", where=str(path)),))
+    if len(data) > MAX_BYTES:
+        return Settings(problems=(ConfigurationError(f"larger than {MAX_BYTES} bytes", where=str(path)),))
+    try:
+        return parse_settings(data.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        return Settings(problems=(ConfigurationError(f"not UTF-8: {error}", where=str(path)),))
+
+
+def parse_settings(text: str, where: str = "settings") -> Settings:
+    """The settings of a TOML text; every field that cannot be used is left at its default and named in `problems`."""
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return Settings(problems=(ConfigurationError(f"not TOML: {error}", where=where),))
+    problems: list[ConfigurationError] = []
+    theme, keys = data.pop("theme", DEFAULT_THEME), data.pop("keys", {})
+    problems += [
+        ConfigurationError(f"unknown setting {name!r}", where=where, next="Known: theme, [keys].") for name in data
+    ]
+    if not isinstance(theme, str):
+        problems.append(ConfigurationError("theme must be the name of a theme", where=where))
+        theme = DEFAULT_THEME
+    chosen: dict[str, str] = {}
+    if isinstance(keys, dict):
+        for action, value in cast("dict[str, Any]", keys).items():
+            if isinstance(value, str) and value.strip():
+                chosen[action] = value.strip()
+            else:
+                problems.append(
+                    ConfigurationError(
+                        f"[keys] {action} must be a text of keys", where=where, next='Such as zoom = "Z".'
+                    )
+                )
+    else:
+        problems.append(ConfigurationError("[keys] must be a table of action = keys", where=where))
+    return Settings(theme, MappingProxyType(chosen), tuple(problems))

@@ -1,0 +1,98 @@
+"""The comparison of a saved session's lanes as one JSON object: what `compare --json` and `run --json` print.
+
+Absent values are null. Every lane carries its manifest; forced and free lanes are never mixed in one number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.config.lane import from_json
+from workbench.metrics.summary import lane_summary
+from workbench.protocol.columns import ROWS
+from workbench.store.state import LaneState, SessionState
+from workbench.store.trace import margins
+
+_FROM_ROWS: tuple[str, ...] = (
+    "valid", "n", "excluded", "kl", "tv_mean", "flips", "flip_rate", "flips_beyond_floor", "at_floor", "by_depth",
+    "by_role",
+)  # fmt: skip
+
+
+def compare(state: SessionState) -> dict[str, Any]:
+    """The object of `compare --json` for one session."""
+    reference = state.reference
+    manifest: dict[str, Any] = {}
+    if reference is not None:
+        manifest = {
+            **reference.record.manifest,
+            "name": reference.record.name,
+            "configuration": from_json(reference.record.configuration).to_line(),
+            "status": reference.record.status,
+            "reason": reference.record.reason or None,
+            **_speeds(reference),
+        }
+    return {
+        "file": state.path or None,
+        "session": state.title,
+        "reference": manifest,
+        "floor": state.floor or {"value": None, "rows": []},
+        "lanes": [lane_object(state, lane) for lane in state.lanes if lane.record.kind == "lane"],
+    }
+
+
+def lane_object(state: SessionState, lane: LaneState) -> dict[str, Any]:
+    """One entry of `lanes`; a lane without rows has null measurements."""
+    record = lane.record
+    summary = summarize(state, lane)
+    return {
+        "name": record.name,
+        "configuration": from_json(record.configuration).to_line(),
+        "mode": record.mode,
+        "path": record.path,
+        "estimator": record.estimator,
+        "status": record.status,
+        "reason": record.reason or None,
+        **{key: summary.get(key) for key in _FROM_ROWS},
+        **_speeds(lane),
+        "acceptance": {"pooled": None, "per_request": None, "by_slot": None},
+        "tool_verdicts": None,
+        **{key: value for key, value in summary.items() if key not in _FROM_ROWS},
+        "manifest": record.manifest,
+    }
+
+
+def summarize(state: SessionState, lane: LaneState) -> dict[str, Any]:
+    """The measurements of a lane's rows so far, over the positions that the reference has too; {} without rows."""
+    reference = state.reference
+    if reference is None or reference.entropy is None or not len(lane.rows):
+        return {}
+    start = lane.rows.first - reference.rows.first
+    n = min(len(lane.rows), len(reference.rows) - start)
+    if n <= 0:
+        return {}
+    floor = state.floor or {}
+    return lane_summary(
+        {name: lane.rows.column(name)[:n] for name in ROWS},
+        reference.entropy[start : start + n],
+        margins(reference.rows)[start : start + n],
+        state.stream,
+        floor=floor.get("value"),
+        tau=floor.get("tau"),
+        clusters=None,
+        trace_logprob=reference.rows.column("logprob")[start : start + n],
+        vocabulary=reference.record.manifest.get("vocabulary"),
+        first=lane.rows.first,
+    )
+
+
+def _speeds(lane: LaneState) -> dict[str, Any]:
+    stats = lane.record.stats
+    decode: dict[str, Any] = stats.get("decode") or {}
+    seconds, tokens = stats.get("prefill_seconds"), stats.get("prefill_tokens")
+    return {
+        "prefill_tps": tokens / seconds if seconds and tokens else None,
+        "decode_tps": decode.get("median_tps"),
+        "ttft_s": decode.get("first_token_seconds"),
+        "peak_memory_bytes": stats.get("peak_memory_bytes"),
+    }

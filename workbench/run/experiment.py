@@ -1,0 +1,308 @@
+"""One session, one model, one reference and its lanes, from what was asked to a saved session.
+
+The command line runs an experiment headless; the app runs the same object behind its screens. The trace comes first:
+lanes wait until it is recorded, found in the cache, or already in the file that is being resumed.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from workbench import __version__
+from workbench.config import axes
+from workbench.config.lane import Configuration, from_json
+from workbench.engines.models import Model, find_model
+from workbench.errors import ConfigurationError, SavedSessionError
+from workbench.paths import saved_dir
+from workbench.protocol.wire import Arrays
+from workbench.run import reference as references
+from workbench.run.convert import converter
+from workbench.run.floor import FloorRow, floor_fact, floor_rows
+from workbench.run.job import DECODE_TOKENS, Work
+from workbench.run.memory import shape_of
+from workbench.run.prepare import NO_LIMIT, Ask, Say, prepare, told, usable_environment
+from workbench.run.scheduler import Scheduler, Task
+from workbench.session.tokenizer import Tokenizer
+from workbench.store.hub import Hub
+from workbench.store.saved import SavedSession
+from workbench.store.state import LaneKind, LaneRecord, LaneState, SessionState
+from workbench.store.trace import feed
+
+
+class Experiment:
+    """Prepare, start, add lanes, wait, close. `say` gets one line of narration at a time, from any thread."""
+
+    def __init__(self, ask: Ask, say: Say) -> None:
+        for configuration in (ask.reference, *ask.lanes):
+            axes.check(configuration)
+        self._ask = ask
+        self._say = say
+        self._lock = threading.RLock()
+        self._waiting: list[Task] = []
+
+    def prepare(self) -> SessionState:
+        """Find the model, render the session, open the file. Raises WorkbenchError; nothing runs yet."""
+        self.prepared = prepare(self._ask, self._say)
+        rendered = self.prepared.rendered
+        self.key = references.reference_key(
+            self._ask.reference, self.prepared.hashes, self.prepared.environment.versions
+        )
+        self._saved = self._open_file()
+        self.hub = Hub(self._saved, self.prepared.tokenizer.tokens_bytes)
+        self.scheduler = Scheduler(
+            self.hub,
+            shape_of(self.prepared.model.facts),
+            lambda engine: usable_environment(engine).python,
+            self._ask.parallel,
+        )
+        written = int(rendered.stream["generated"].sum())
+        self._say(f"session: {len(rendered.stream['ids']):,} tokens, {written:,} of them written by the assistant")
+        return self.hub.state
+
+    @property
+    def state(self) -> SessionState:
+        """The live session."""
+        return self.hub.state
+
+    def start(self) -> None:
+        """Queue the reference (or use the recorded one), the lanes and, where asked, the floor."""
+        reference = self.state.reference
+        if reference is None:
+            reference = self._reference_lane()
+        for configuration in self._ask.lanes:
+            self.add_lane(configuration)
+        if self._ask.floor:
+            self.measure_floor()
+        if reference.record.status == "done":
+            self._release()
+        else:
+            self.scheduler.submit(Task(reference, self._work(record=True), after=self._recorded))
+
+    def add_lane(self, configuration: Configuration) -> LaneState:
+        """Queue one more lane; one of the same configuration that is not finished is resumed instead."""
+        axes.check(configuration)
+        model = self._lane_model(configuration)
+        lane = self._existing("lane", configuration)
+        if lane is None:
+            lane = self._add("lane", self._free_name(configuration), configuration, model)
+        if lane.record.status != "done":
+            single = self.prepared.rendered.stream["generated"] if configuration.path == "decode" else None
+            self._queue(lane, self._work(single=single, model=model))
+        return lane
+
+    def retry(self, lane_id: int) -> None:
+        """Run a failed or cancelled lane again; rows that are stored stay."""
+        lane = next(lane for lane in self.state.lanes if lane.record.id == lane_id)
+        if lane.record.kind == "reference":
+            self.scheduler.submit(Task(lane, self._work(record=True), after=self._recorded))
+        else:
+            self.add_lane(from_json(lane.record.configuration))
+
+    def cancel(self, lane_id: int) -> None:
+        """Stop a queued or running lane; what it measured stays."""
+        with self._lock:
+            waiting = next((task for task in self._waiting if task.lane.record.id == lane_id), None)
+            if waiting is not None:
+                self._waiting.remove(waiting)
+        if waiting is not None:
+            self.hub.update(lane_id, status="cancelled", reason="cancelled before it began")
+        else:
+            self.scheduler.cancel(lane_id)
+
+    def measure_floor(self) -> None:
+        """Queue the reference against itself; the floor is set when the last of its rows has ended."""
+        rows = floor_rows(self._ask.reference, self.prepared.rendered.stream)
+        lanes: list[tuple[FloorRow, LaneState]] = []
+        for row in rows:
+            lane = next(
+                (item for item in self.state.lanes if item.record.kind == "floor" and item.record.name == row.name),
+                None,
+            )
+            lanes.append((row, lane or self._add("floor", row.name, row.configuration, self.prepared.model)))
+        open_rows = {lane.record.id for _, lane in lanes if lane.record.status != "done"}
+
+        def after(lane: LaneState) -> None:
+            open_rows.discard(lane.record.id)
+            if not open_rows:
+                self._set_floor(lanes)
+
+        for row, lane in lanes:
+            if lane.record.status != "done":
+                self._queue(lane, self._floor_work(row), after)
+        if not open_rows:
+            self._set_floor(lanes)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for everything queued; False when `timeout` seconds passed first."""
+        return self.scheduler.wait(timeout)
+
+    def close(self) -> None:
+        """Stop what runs and close the file."""
+        if hasattr(self, "scheduler"):
+            self.scheduler.close()
+            self.hub.close()
+            self._saved.close()
+
+    def _open_file(self) -> SavedSession:
+        session, stream = self.prepared.session, self.prepared.rendered.stream
+        path = self._ask.output or saved_dir() / f"{session.id}-{time.strftime('%Y%m%d-%H%M%S')}.wbs"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            saved = SavedSession.create(
+                path, session.to_json(), {**self.prepared.rendered.facts, "title": session.title}
+            )
+            saved.set_stream(stream)
+            if (found := references.cached(self.key)) is not None:
+                saved.copy_reference(found)
+                self._say(f"reference: reusing the cached trace {found.stem}")
+            return saved
+        saved = SavedSession.open(path, write=True)
+        if not np.array_equal(saved.stream()["ids"], stream["ids"]):
+            saved.close()
+            raise SavedSessionError(
+                "this file holds another session or another rendering of it",
+                where=str(path),
+                next="Choose another -o FILE.",
+            )
+        self._say(f"resuming {path}")
+        return saved
+
+    def _reference_lane(self) -> LaneState:
+        self._say("reference: recording")
+        return self._add("reference", self._ask.reference.weights, self._ask.reference, self.prepared.model)
+
+    def _recorded(self, reference: LaneState) -> None:
+        if reference.record.status == "done":
+            references.keep(self._saved, self.key, {})
+            self._say("reference: recorded")
+            self._release()
+            return
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self.hub.update(
+                task.lane.record.id, status="failed", reason=f"there is no reference: {reference.record.reason}"
+            )
+
+    def _release(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self.scheduler.submit(task)
+
+    def _queue(self, lane: LaneState, work: Work, after: Callable[[LaneState], None] | None = None) -> None:
+        task = Task(lane, work, self._feed, after)
+        reference = self.state.reference
+        with self._lock:
+            if reference is None or reference.record.status != "done":
+                self.hub.update(lane.record.id, status="queued", reason="")
+                self._waiting.append(task)
+                return
+        self.scheduler.submit(task)
+
+    def _feed(self, first: int) -> Iterator[tuple[int, Arrays]]:
+        reference = self.state.reference
+        assert reference is not None
+        return feed(self._saved, reference.record.id, first)
+
+    def _work(
+        self,
+        *,
+        record: bool = False,
+        first: int = 1,
+        single: Any = None,
+        reuse_prefix: int = 0,
+        decode_tokens: int = DECODE_TOKENS,
+        model: Model | None = None,
+    ) -> Work:
+        chosen = model or self.prepared.model
+        return Work(
+            ids=self.prepared.rendered.stream["ids"],
+            model_path=str(chosen.folder),
+            context_limit=chosen.facts["context_limit"] or NO_LIMIT,
+            first=first,
+            record=record,
+            trace_seed=references.TRACE_SEED,
+            single=single,
+            reuse_prefix=reuse_prefix,
+            decode_tokens=decode_tokens,
+        )
+
+    def _floor_work(self, row: FloorRow) -> Work:
+        return self._work(first=row.first, single=row.single, reuse_prefix=row.reuse_prefix, decode_tokens=0)
+
+    def _lane_model(self, configuration: Configuration) -> Model:
+        """The lane's model. Raises ConfigurationError where its tokens are not the reference's."""
+        model = self.prepared.model
+        if configuration.model == self._ask.reference.model:
+            return model
+        other = find_model(configuration.model, converter(self.prepared.environment.python), told(self._say))
+        if Tokenizer.load(other.folder).hash != self.prepared.tokenizer.hash:
+            raise ConfigurationError(
+                f"{other.name} has another tokenizer than {model.name}",
+                where=f"lane {configuration.to_line()}",
+                next="Distributions over different tokens cannot be compared.",
+            )
+        return other
+
+    def _existing(self, kind: LaneKind, configuration: Configuration) -> LaneState | None:
+        wanted = configuration.to_json()
+        lanes = (lane for lane in self.state.lanes if lane.record.kind == kind)
+        return next((lane for lane in lanes if lane.record.configuration == wanted), None)
+
+    def _add(self, kind: LaneKind, name: str, configuration: Configuration, model: Model) -> LaneState:
+        record = LaneRecord(
+            id=-1,
+            name=name,
+            kind=kind,
+            configuration=configuration.to_json(),
+            path="decode" if configuration.path == "decode" else "prefill",
+            manifest=self._manifest(configuration, model),
+        )
+        return self.hub.add_lane(record)
+
+    def _manifest(self, configuration: Configuration, model: Model) -> dict[str, Any]:
+        """What is known before the engine starts; the engine's own readings are added when it has."""
+        stream = self.prepared.rendered.stream
+        return {
+            **self.prepared.rendered.facts,
+            "workbench": __version__,
+            "model_name": model.name,
+            "weights_hash": model.facts["weights_hash"],
+            "model_notes": model.facts["notes"],
+            "versions": self.prepared.environment.versions,
+            "chunk": configuration.chunk,
+            "cache_reuse": "none",
+            "sampling": {"temperature": configuration.temperature, "seed": configuration.seed},
+            "scored_positions": len(stream["ids"]) - 1,
+            "headline_positions": int(stream["generated"][1:].sum()),
+            "direction": "KL(p||q), p the reference, nats",
+            "trace_rule": references.TRACE_RULE,
+            "trace_seed": references.TRACE_SEED,
+            "reference_key": self.key,
+            "processor": references.processor(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "started": time.time(),
+        }
+
+    def _free_name(self, configuration: Configuration) -> str:
+        """What differs from the reference, made unique among the lanes."""
+        mine, theirs = configuration.to_json(), self._ask.reference.to_json()
+        parts = [f"{axis} {mine[axis]}" for axis in mine if axis != "extra" and mine[axis] != theirs[axis]]
+        parts += [f"{key} {value}" for key, value in configuration.extra]
+        name = " · ".join(parts) or "reference again"
+        taken = {lane.record.name for lane in self.state.lanes}
+        return next(n for n in (name, *(f"{name} ({count})" for count in range(2, 1000))) if n not in taken)
+
+    def _set_floor(self, lanes: list[tuple[FloorRow, LaneState]]) -> None:
+        done = [(row, lane) for row, lane in lanes if lane.record.status == "done"]
+        if len(done) < 2:
+            self._say("floor: not measured, its lanes did not finish")
+            return
+        self.hub.set_floor(floor_fact(self.state, done))

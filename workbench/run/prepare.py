@@ -1,0 +1,105 @@
+"""From what was asked to what can run: the session rendered, the model found, every configuration checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.config.lane import Configuration, from_json
+from workbench.engines.environments import Environment, environment_for
+from workbench.engines.models import Model, find_model
+from workbench.errors import ConfigurationError, EngineError, SavedSessionError
+from workbench.run.convert import converter
+from workbench.session.script import Session, load_session
+from workbench.session.script import from_json as session_from_json
+from workbench.session.template import Rendered, Renderer, check_length, fit, render
+from workbench.session.tokenizer import Tokenizer
+from workbench.store.saved import SavedSession
+
+Say = Callable[[str], None]
+NO_LIMIT = 1 << 40
+"""The context of a model that does not say its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the user asked for: a session or its SPEC, and configurations that are checked before anything loads."""
+
+    session: str | Session
+    reference: Configuration = field(default_factory=Configuration)
+    lanes: tuple[Configuration, ...] = ()
+    output: Path | None = None
+    fit: bool = False
+    floor: bool = False
+    parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a session and a model become before an engine is started."""
+
+    session: Session
+    model: Model
+    tokenizer: Tokenizer
+    rendered: Rendered
+    environment: Environment
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """What names the numbers' subject: weights, template, tokenizer and token stream."""
+        names = ("template_hash", "tokenizer_hash", "token_stream_hash")
+        return {"weights": self.model.facts["weights_hash"], **{name: self.rendered.facts[name] for name in names}}
+
+
+def prepare(ask: Ask, say: Say) -> Prepared:
+    """Session, model, tokenizer and rendering. Raises WorkbenchError; a session that is too long needs `fit`."""
+    session = load_session(ask.session) if isinstance(ask.session, str) else ask.session
+    environment = usable_environment(ask.reference.engine)
+    model = find_model(ask.reference.model, converter(environment.python), told(say))
+    renderer = Renderer.load(model.folder)
+    limit = ask.reference.ctx or model.facts["context_limit"] or NO_LIMIT
+    rendered = render(session, renderer)
+    if ask.fit and len(rendered) > limit:
+        fitted = fit(session, renderer, limit, rendered)
+        session, rendered = fitted.session, fitted.rendered
+        say(f"session: {rendered.facts['notes'][-1]}")
+    check_length(session, len(rendered), limit)
+    return Prepared(session, model, renderer.tokenizer, rendered, environment)
+
+
+def ask_again(path: Path) -> Ask:
+    """What a saved session was asked for, so that it can go on: its session, reference and lanes."""
+    with SavedSession.open(path) as saved:
+        session = session_from_json(saved.session)
+        records = saved.lanes()
+    reference = next((record for record in records if record.kind == "reference"), None)
+    if reference is None:
+        raise SavedSessionError("this file holds no reference", where=str(path), next="Record one: workbench record.")
+    lanes = tuple(from_json(record.configuration) for record in records if record.kind == "lane")
+    return Ask(session, from_json(reference.configuration), lanes, path)
+
+
+def usable_environment(engine: str) -> Environment:
+    """The interpreter that runs an engine. Raises EngineError with the command for what is missing."""
+    environment = environment_for(engine)
+    if environment is None:
+        raise ConfigurationError(f"there is no engine {engine!r}", where="engines")
+    if not environment.usable:
+        what = environment.reason or f"lacks {', '.join(environment.missing)}"
+        raise EngineError(f"{environment.python} {what}", where=f"engine {engine}", next=environment.install)
+    return environment
+
+
+def told(say: Say) -> Callable[[str, int, int], None]:
+    """A model cache's progress as narration: one line a phase, and one for each tenth of it."""
+    last = ""
+
+    def progress(phase: str, done: int, total: int) -> None:
+        nonlocal last
+        line = f"model: {phase}" + (f" {10 * (10 * done // total)} %" if total else "")
+        if line != last:
+            say(line)
+            last = line
+
+    return progress

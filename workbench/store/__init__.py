@@ -1,0 +1,1 @@
+"""What happened: the saved session file, the columns in memory, the hub that writes both."""

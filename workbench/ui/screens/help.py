@@ -1,0 +1,121 @@
+"""Help, made from the table of actions and the constants that drive the colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.segment import Segment
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.geometry import Size
+
+from workbench.ui.actions import ACTIONS, keys_of
+from workbench.ui.board import Desk
+from workbench.ui.measures import KL_LEVELS, LEVEL_NAMES
+from workbench.ui.screens.dialog import DialogScreen
+from workbench.ui.widgets.lines import Lines, Row
+from workbench.ui.widgets.notices import wrapped
+from workbench.ui.widgets.tokens import GLYPHS
+
+KEY_WIDTH = 16
+GROUPS = (("Time", "Cursor"), ("Lanes", "Switcher", "Dialogs", "Application"))
+
+ABOUT = (
+    "Every lane scores the reference's own tokens. A token's look says how far the lane's distribution stood from the "
+    "reference's there: KL(reference‖lane) in nats. Reverse video is a flip: the lane's most probable token was another; the "
+    "inspector names it. Text the model did not write is grey; there only strong divergence is underlined, and figures leave it "
+    "out. Means and flip rates are over written tokens; @ names the deepest bin measured. ≈ floor: within twice what the "
+    "reference differs from itself. Struck through: excluded, not a finite divergence."
+)
+
+
+class HelpBody(Lines):
+    """The help text, in two columns where there is room."""
+
+    def __init__(self, desk: Desk, chosen: Mapping[str, str], notes: list[str]) -> None:
+        super().__init__(desk, id="help")
+        self.chosen = chosen
+        self.notes = notes
+
+    @property
+    def _width(self) -> int:
+        return min(124, self.app.size.width - 8)
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        return self._width
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._rows(self._width))
+
+    def line(self, y: int, width: int) -> list[Segment]:
+        rows = self._rows(width)
+        return rows[y] if y < len(rows) else Row(width, self.desk.ink.text).segments()
+
+    def _rows(self, width: int) -> list[list[Segment]]:
+        ink = self.desk.ink
+        blank = Row(width, ink.text).segments()
+        rows = [blank, self._levels(width), self._roles(width), blank]
+        rows += [Row(width, ink.text).add(text, ink.muted).segments() for text in wrapped(ABOUT, width)]
+        for note in self.notes:
+            rows += [Row(width, ink.text).add(text, ink.warning).segments() for text in wrapped(f"! {note}", width)]
+        rows.append(blank)
+        if width < 100:
+            return rows + self._keys([group for column in GROUPS for group in column], width)
+        half = (width - 2) // 2
+        left, right = (self._keys(list(column), half) for column in GROUPS)
+        empty = Row(half, ink.text).segments()
+        for index in range(max(len(left), len(right))):
+            pair = [column[index] if index < len(column) else empty for column in (left, right)]
+            rows.append(pair[0] + Row(width - 2 * half, ink.text).segments() + pair[1])
+        return rows
+
+    def _levels(self, width: int) -> list[Segment]:
+        ink = self.desk.ink
+        row = Row(width, ink.text).add("KL  ", ink.muted)
+        bounds = [f"<{value:g}" for value in KL_LEVELS] + [f"≥{KL_LEVELS[-1]:g}"]
+        for name, bound, style in zip(LEVEL_NAMES, bounds, ink.levels, strict=True):
+            row.add(f"{name} {bound}", style).add("   ", ink.text)
+        return row.add("flip", ink.flip).segments()
+
+    def _roles(self, width: int) -> list[Segment]:
+        ink = self.desk.ink
+        row = Row(width, ink.text).add("    ", ink.text)
+        for glyph, name, style in zip(GLYPHS, ("assistant", "user", "tool result", "system"), ink.margins, strict=True):
+            row.add(f"{glyph} ", style).add(f"{name}   ", ink.muted)
+        return row.segments()
+
+    def _keys(self, groups: list[str], width: int) -> list[list[Segment]]:
+        ink = self.desk.ink
+        rows: list[list[Segment]] = []
+        for group in groups:
+            rows.append(Row(width, ink.text).add(group, ink.active).segments())
+            for item in ACTIONS:
+                if item.group != group or (item.id.startswith("lane-") and item.id[5:].isdigit() and item.id != "lane-1"):
+                    continue
+                keys, description = " ".join(keys_of(item.id, self.chosen)), item.description
+                if item.id == "lane-1":
+                    keys, description = "1 … 8", "Make lane 1 … 8 the active one"
+                row = Row(width, ink.text).add("  ", ink.text).add(keys, ink.accent, limit=KEY_WIDTH - 3).to(KEY_WIDTH)
+                rows.append(row.add(description, ink.text).segments())
+            rows.append(Row(width, ink.text).segments())
+        return rows
+
+
+class HelpScreen(DialogScreen[None]):
+    """Scrolls where it does not fit."""
+
+    def __init__(self, desk: Desk, chosen: Mapping[str, str], notes: list[str]) -> None:
+        super().__init__()
+        self.desk, self.chosen, self.notes = desk, chosen, notes
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog") as frame:
+            frame.border_title = "help"
+            frame.border_subtitle = "↑↓ scroll · esc close · ids for [keys] in the settings are in the README"
+            yield HelpBody(self.desk, self.chosen, self.notes)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def action_help(self) -> None:
+        self.dismiss(None)

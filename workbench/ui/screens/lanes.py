@@ -1,0 +1,443 @@
+"""The main screen: lanes side by side, live and in replay, over one Board."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+from textual import events, work
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.worker import get_current_worker
+
+from workbench.errors import WorkbenchError
+from workbench.protocol.columns import cut
+from workbench.ui.actions import action, bindings
+from workbench.ui.board import Board, Desk, TraceRow
+from workbench.ui.runner import Runner
+from workbench.ui.widgets import gauges, inspector, scrubber
+from workbench.ui.widgets.footer import Footer
+from workbench.ui.widgets.gauges import Gauges
+from workbench.ui.widgets.header import Header, Legend
+from workbench.ui.widgets.inspector import Inspector
+from workbench.ui.widgets.lines import Lines
+from workbench.ui.widgets.scrubber import Scrubber
+from workbench.ui.widgets.small import MIN_HEIGHT, MIN_WIDTH, TooSmall
+from workbench.ui.widgets.tokens import TokenPanes
+
+HZ = 20
+SLOW_EVERY = 5  # gauges and scrubber follow at a quarter of a second: faster cannot be read, and costs frames
+TALL = 32  # rows from which gauges, inspector and scrubber take their full height
+TRACE_WINDOW = 64  # positions of trace read at once around the cursor
+TRACE_KEPT = 4096
+
+
+class LanesScreen(Screen[None], inherit_bindings=False):
+    """Draws the desk's board; every key of the table's place `lanes` is an action here."""
+
+    BINDINGS = bindings("lanes")
+    ALLOW_SELECT = False
+
+    def __init__(self, desk: Desk, runner: Runner | None) -> None:
+        super().__init__()
+        self.desk = desk
+        self.runner = runner
+        self.inspecting = True
+        self.play_when_ready = False
+        self._timer: Timer | None = None
+        self._then = 0.0
+        self._beat = 0
+        self._version = -1
+        self._reading = -1
+
+    def compose(self) -> ComposeResult:
+        yield Header(self.desk, id="header")
+        yield Gauges(self.desk, id="gauges")
+        yield TokenPanes(self.desk, id="tokens")
+        yield Inspector(self.desk, id="inspector")
+        yield Scrubber(self.desk, id="scrubber")
+        yield Legend(self.desk, id="legend")
+        yield Footer(self.desk, id="footer")
+        yield TooSmall(self.desk, id="small")
+
+    def on_mount(self) -> None:
+        self.tokens = self.query_one(TokenPanes)
+        self._timer = self.set_interval(1 / HZ, self.tick, pause=True)
+        self.fit()
+        self.wake()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.fit()
+
+    # ---- arrangement
+
+    def fit(self) -> None:
+        """Heights for the size at hand; nothing else ever changes the layout."""
+        width, height = self.app.size
+        small = width < MIN_WIDTH or height < MIN_HEIGHT
+        ready = self.desk.board is not None and bool(self.desk.board.views)
+        self.desk.compact = height < TALL
+        for widget in self.query(Lines):
+            widget.display = (widget.id == "small") == small
+        if small:
+            return
+        compact, board = self.desk.compact, self.desk.board
+        crowded = board is not None and len(board.views) > len(board.panes(width)) and not board.zoomed
+        heights = {
+            "header": 2 if crowded else 1,
+            "gauges": (gauges.COMPACT_HEIGHT if compact else gauges.HEIGHT) if ready else 0,
+            "inspector": (inspector.COMPACT_HEIGHT if compact else inspector.HEIGHT) if ready and self.inspecting else 0,
+            "scrubber": (scrubber.COMPACT_HEIGHT if compact else scrubber.HEIGHT) if ready else 0,
+        }
+        for id, rows in heights.items():
+            widget = self.query_one(f"#{id}", Lines)
+            widget.display = rows > 0
+            widget.styles.height = rows
+        self.call_after_refresh(self.redraw)
+
+    def redraw(self) -> None:
+        """Everything anew: another size, theme, lane order or session."""
+        for widget in self.query(Lines):
+            if isinstance(widget, TokenPanes):
+                widget.reset()
+            else:
+                widget.refresh()
+        self._read_trace()
+
+    # ---- time
+
+    def attach(self, board: Board) -> None:
+        """Show a session."""
+        self.desk.board = board
+        self.desk.trace.clear()
+        self._version = board.state.version
+        if board.running:
+            board.transport.follow = True
+            board.transport.place(board.newest())
+        elif self.play_when_ready:
+            board.transport.play()
+        else:
+            board.transport.place(self._opening(board))
+        self.fit()
+        self.wake()
+
+    @staticmethod
+    def _opening(board: Board) -> int:
+        """Where a saved session opens: at the active lane's first flip, which is what people look for."""
+        active = board.active
+        first = active.measures.next_flip(-1, 1) if active is not None else None
+        return first if first is not None else (board.shared.turn_starts or [0])[0]
+
+    def wake(self) -> None:
+        """Let the clock run while something can change by itself; `tick` stops it."""
+        if self._timer is not None and self._wanted():
+            self._then = time.monotonic()
+            self._timer.resume()
+
+    def _wanted(self) -> bool:
+        board = self.desk.board
+        busy = self.runner is not None and self.runner.busy
+        return busy or (board is not None and (board.transport.playing or board.running))
+
+    def tick(self) -> None:
+        """One beat of the clock: take in what changed and paint only that."""
+        now = time.monotonic()
+        elapsed, self._then = now - self._then, now
+        self._beat += 1
+        board = self.desk.board
+        if self.runner is not None:
+            self._hear(self.runner)
+        if board is not None:
+            fresh = board.state.version != self._version
+            changed = board.update() if fresh else set[int]()
+            self._version = board.state.version
+            moved = board.transport.advance(elapsed)
+            if board.transport.follow and changed:
+                board.transport.place(board.newest())
+                moved = True
+            if changed or moved or fresh:
+                self.tokens.sync()
+            if fresh or moved:
+                self._beat_slow(fresh, moved)
+        if not self._wanted() and self._timer is not None:
+            self._timer.pause()
+            self.refresh_figures()
+
+    def _beat_slow(self, fresh: bool, moved: bool) -> None:
+        if self._beat % SLOW_EVERY:
+            return
+        board = self.desk.board
+        if fresh:
+            self.query_one(Gauges).refresh()
+            if board is not None and len(board.views) != len(self.tokens.drawn_lanes) and not board.zoomed:
+                self.fit()
+        if moved:
+            self.query_one(Inspector).refresh()
+            self._read_trace()
+        self.query_one(Scrubber).refresh()
+
+    def _hear(self, runner: Runner) -> None:
+        if runner.message != self.desk.message:
+            self.desk.message = runner.message
+            self.query_one(Header).refresh()
+            if self.desk.board is None:
+                self.tokens.refresh()
+
+    def refresh_figures(self) -> None:
+        """Gauges, scrubber, inspector and header at once."""
+        for widget in self.query(Lines):
+            if not isinstance(widget, TokenPanes):
+                widget.refresh()
+
+    # ---- the reference's distribution at the cursor
+
+    def _read_trace(self) -> None:
+        board = self.desk.board
+        reference = board.state.reference if board is not None else None
+        if board is None or reference is None or not self.inspecting:
+            return
+        position = board.transport.cursor
+        if not 1 <= position < min(board.count, reference.rows.stop) or position in self.desk.trace:
+            return
+        window = position // TRACE_WINDOW
+        if window != self._reading:
+            self._reading = window
+            self._load_trace(board, max(1, window * TRACE_WINDOW), min(reference.rows.stop, (window + 1) * TRACE_WINDOW))
+
+    @work(thread=True, exclusive=True, group="trace", exit_on_error=False)
+    def _load_trace(self, board: Board, first: int, stop: int) -> None:
+        worker = get_current_worker()
+        rows: dict[int, TraceRow] = {}
+        problem = ""
+        try:
+            arrays = board.state.trace(first, stop)
+        except WorkbenchError as error:
+            problem = str(error)
+        else:
+            for index in range(len(arrays["k"])):
+                row = cut("trace", arrays, index, index + 1)
+                pairs = zip(row["head_ids"].tolist(), row["head_logprobs"].tolist(), strict=True)
+                rows[first + index] = TraceRow(tuple(pairs), float(row["entropy"][0]))
+        if not worker.is_cancelled:
+            self.app.call_from_thread(self._take_trace, board, rows, problem)
+
+    def _take_trace(self, board: Board, rows: dict[int, TraceRow], problem: str) -> None:
+        self._reading = -1
+        if problem:
+            self.say(problem)
+        if board is not self.desk.board:
+            return
+        if len(self.desk.trace) > TRACE_KEPT:
+            self.desk.trace.clear()
+        self.desk.trace.update(rows)
+        self.query_one(Inspector).refresh()
+        if rows and board.transport.cursor not in self.desk.trace:
+            self._read_trace()
+
+    # ---- moving
+
+    def goto(self, position: int) -> None:
+        """Put the cursor on a position and paint what changed."""
+        if self.desk.board is not None:
+            self.desk.board.transport.pause()
+            self.desk.board.transport.move(position)
+            self.moved()
+
+    def moved(self) -> None:
+        """Paint the consequences of a moved cursor."""
+        self.tokens.sync()
+        self.query_one(Inspector).refresh()
+        self.query_one(Scrubber).refresh()
+        self._read_trace()
+        self.wake()
+
+    def say(self, notice: str) -> None:
+        """An answer to the last key, in the legend's place until the next one."""
+        self.desk.notice = notice
+        self.query_one(Legend).refresh()
+
+    def on_key(self, event: events.Key) -> None:
+        if self.desk.notice:
+            self.say("")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if self.desk.board is None and action in {item.call.partition("(")[0] for item in _LANES}:
+            return False
+        if self.desk.notice:
+            self.say("")
+        return True
+
+    @property
+    def board(self) -> Board:
+        """The session on screen; actions are only enabled where there is one."""
+        assert self.desk.board is not None
+        return self.desk.board
+
+    def action_step(self, count: int) -> None:
+        self.goto(self.board.transport.cursor + count)
+
+    def action_row(self, count: int) -> None:
+        self._move_rows(count)
+
+    def action_page(self, count: int) -> None:
+        self._move_rows(count * max(1, self.tokens.size.height - 2))
+
+    def _move_rows(self, count: int) -> None:
+        target = self.tokens.token_by_rows(count)
+        if target is not None:
+            self.goto(target)
+
+    def action_edge(self, side: int) -> None:
+        board = self.board
+        if side < 0:
+            self.goto(0)
+            return
+        self.goto(board.transport.total - 1 if not board.running else board.newest())
+        board.transport.follow = board.running
+
+    def action_flip(self, step: int) -> None:
+        active = self.board.active
+        if active is None or active.measures.is_reference:
+            self.say("The reference has no flips: choose a lane with a digit or tab.")
+            return
+        target = active.measures.next_flip(self.board.transport.cursor, step)
+        if target is None:
+            self.say(f"No {'later' if step > 0 else 'earlier'} flip in lane {active.number}.")
+        else:
+            self.goto(target)
+
+    def action_turn(self, step: int) -> None:
+        target = self.board.next_turn(self.board.transport.cursor, step)
+        if target is not None:
+            self.goto(target)
+
+    def action_seek(self) -> None:
+        from workbench.ui.screens.seek import SeekScreen  # first use: Textual's Input costs 20 ms to import
+
+        def found(position: int | None) -> None:
+            if position is not None:
+                self.goto(position)
+
+        self.app.push_screen(SeekScreen(self.board), found)
+
+    def action_follow(self) -> None:
+        transport = self.board.transport
+        transport.follow = not transport.follow
+        if transport.follow:
+            transport.pause()
+            transport.playhead = None
+            transport.place(self.board.newest())
+        self.moved()
+
+    def action_play(self) -> None:
+        transport = self.board.transport
+        if self.board.running and transport.playhead is None:
+            transport.follow = not transport.follow
+        elif transport.playing:
+            transport.pause()
+        else:
+            transport.follow = False
+            transport.play()
+        self.moved()
+
+    def action_speed(self, step: int) -> None:
+        self.board.transport.faster(step)
+        self.query_one(Scrubber).refresh()
+
+    # ---- lanes
+
+    def action_lane(self, number: int) -> None:
+        views = self.board.views
+        if 1 <= number <= len(views):
+            self._activate(number - 1)
+
+    def action_next_lane(self, step: int) -> None:
+        views, active = self.board.views, self.board.active
+        if active is not None:
+            self._activate((views.index(active) + step) % len(views))
+
+    def _activate(self, index: int) -> None:
+        self.board.focus = self.board.views[index].lane.record.id
+        self.tokens.sync()
+        self.tokens.refresh()
+        self.refresh_figures()
+
+    def action_zoom(self) -> None:
+        self.board.zoomed = not self.board.zoomed
+        self.fit()
+
+    def action_inspect(self) -> None:
+        self.inspecting = not self.inspecting
+        self.fit()
+
+    def action_config(self) -> None:
+        from workbench.ui.screens.switcher import SwitcherScreen
+
+        self.app.push_screen(SwitcherScreen(self.desk, self.runner), self._opened)
+
+    def _opened(self, lane: int | None) -> None:
+        if lane is not None:
+            self.board.focus = lane
+            self.board.hidden.discard(lane)
+            self.board.update()
+            if self.board.running:
+                self.board.transport.playhead = None
+                self.board.transport.follow = True
+            self.fit()
+            self.wake()
+
+    def action_run(self) -> None:
+        active = self.board.active
+        if active is None:
+            return
+        if self.runner is None or self.desk.missing:
+            self.say(self.desk.missing or "This is a replay: lanes cannot be run here.")
+        elif active.lane.record.status in ("queued", "running"):
+            self.say(f"Lane {active.number} is {active.lane.record.status} already.")
+        else:
+            self.runner.retry(active.lane.record.id)
+            self.board.update()
+            self.tokens.forget(active.lane.record.id)
+            self.redraw()
+            self.wake()
+
+    def action_close_lane(self) -> None:
+        active = self.board.active
+        if active is None:
+            return
+        if active.lane.record.status in ("queued", "running") and self.runner is not None:
+            self.runner.cancel(active.lane.record.id)
+            self.say(f"Lane {active.number} is being stopped; x again hides it.")
+            self.wake()
+        elif len(self.board.views) > 1:
+            self.board.hidden.add(active.lane.record.id)
+            self.fit()
+            self.say(f"Hidden: {active.lane.record.name}. X shows hidden lanes again.")
+
+    def action_show_lanes(self) -> None:
+        self.board.hidden.clear()
+        self.fit()
+
+    # ---- what widgets report
+
+    def on_token_panes_clicked(self, message: TokenPanes.Clicked) -> None:
+        self.board.focus = message.lane
+        self.tokens.refresh()
+        self.refresh_figures()
+        if message.position is not None:
+            self.goto(message.position)
+
+    def on_token_panes_wheel(self, message: TokenPanes.Wheel) -> None:
+        if self.desk.board is not None:
+            self._move_rows(message.rows)
+
+    def on_scrubber_sought(self, message: Scrubber.Sought) -> None:
+        self.goto(int(message.share * self.board.transport.total))
+
+    async def on_footer_chosen(self, message: Footer.Chosen) -> None:
+        chosen = action(message.id)
+        await self.run_action(f"app.{chosen.call}" if chosen.place == "app" else chosen.call)
+
+
+_LANES = [action(cast("str", binding.id)) for binding in LanesScreen.BINDINGS if not isinstance(binding, tuple)]

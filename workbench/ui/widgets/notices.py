@@ -1,0 +1,80 @@
+"""What a pane or the whole screen says in words: a lane that failed, a session that is still loading."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from workbench.session.text import harmless
+from workbench.store.state import LaneRecord
+from workbench.ui.board import Desk, LaneView
+from workbench.ui.styles import Ink
+from workbench.ui.widgets.lines import Row
+
+LOG_LINES = 6
+
+
+def failure(view: LaneView, width: int, height: int, ink: Ink) -> list[list[Segment]]:
+    """The lines at the foot of a failed or invalid lane's pane: the reason, the end of its log, what to do."""
+    record = view.lane.record
+    if record.status not in ("failed", "invalid"):
+        return []
+    reason, log = reason_and_log(record)
+    room = max(1, height // 2)
+    lines = [Row(width, ink.rule).add("─" * width, ink.error).segments()]
+    glyph = "✗" if record.status == "failed" else "!"
+    for index, text in enumerate(wrapped(reason or record.status, width - 4)[: max(1, room - 3)]):
+        lines.append(Row(width, ink.text).add(f" {glyph} " if not index else "   ", ink.error).add(text, ink.text).segments())
+    tail = log[-max(0, min(LOG_LINES, room - len(lines) - 1)) :] if room - len(lines) > 1 else []
+    lines += [Row(width, ink.text).add(" ┆ ", ink.error).add(text, ink.muted).segments() for text in tail]
+    lines.append(Row(width, ink.text).add("   r ", ink.active).add("runs it again", ink.muted).segments())
+    return lines
+
+
+def reason_and_log(record: LaneRecord) -> tuple[str, list[str]]:
+    """A lane's reason in one line, and the last lines of its engine's log."""
+    first, _, rest = record.reason.partition("\n")
+    log: Any = record.manifest.get("log_tail") or rest.splitlines()
+    lines = [str(line) for line in cast("list[Any]", log)] if isinstance(log, list | tuple) else []
+    return first, [line for line in lines if line.strip()]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Words of a text in lines of at most `width` cells; longer words are cut into pieces."""
+    lines, line = [], ""
+    for word in harmless(text).split():
+        while cell_len(word) > width > 0:
+            head = word[: max(1, width - (cell_len(line) + 1 if line else 0))] if not line else ""
+            if line:
+                lines.append(line)
+                line = ""
+                continue
+            lines.append(head)
+            word = word[len(head) :]
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line] if line else lines
+
+
+def waiting(desk: Desk, y: int, width: int, height: int) -> list[Segment]:
+    """The screen before a session is there: one calm block in the middle."""
+    ink = desk.ink
+    board = desk.board
+    title = "no lanes yet" if board is not None else "inference workbench"
+    hint = "c opens one" if board is not None else "q quits"
+    middle = height // 2 - 1
+    texts = {
+        middle - 1: (title, ink.strong),
+        middle + 1: (desk.message or ("" if board is not None else "loading"), ink.text),
+        middle + 3: (hint, ink.muted),
+    }
+    row = Row(width, ink.text)
+    if y in texts:
+        text, style = texts[y]
+        row.to(max(1, (width - cell_len(harmless(text))) // 2)).add(text, style)
+    return row.segments()

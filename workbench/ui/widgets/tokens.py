@@ -1,0 +1,401 @@
+"""The lanes' tokens side by side, each pane a window of its own over columns.
+
+One widget draws all panes: it keeps the top row itself and paints rows from a cache, so appended tokens never touch the
+layout, and only rectangles that changed are painted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.cache import LRUCache
+from textual.geometry import Region
+from textual.message import Message
+
+from workbench.ui.board import MARGIN, Board, Desk, LaneView
+from workbench.ui.layout import Layout
+from workbench.ui.measures import FLIP, KIND_SHIFT
+from workbench.ui.pieces import ASSISTANT
+from workbench.ui.widgets.lines import Lines, Row, grid
+from workbench.ui.widgets.notices import failure, waiting
+
+GLYPHS = ("▸", "»", "◂", "§")  # by kind: assistant, user, tool result, system
+BARS = ("▏", "▏", "▏", " ")
+KEEP = 3  # rows of context between the cursor and the edge of the pane
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a pane shows; where two are equal nothing need be painted."""
+
+    lane: int
+    top: int
+    shown: int
+    last_row: int
+    cursor_row: int
+    cursor: int
+    status: str
+    active: bool
+
+
+class Run(NamedTuple):
+    """What a row shows of one token."""
+
+    token: int
+    text: str
+    style: Style
+    spaced: bool  # the token begins with a space and a word
+
+
+class TokenPanes(Lines):
+    """The token view. The screen calls `sync` after anything moved."""
+
+    class Clicked(Message):
+        """A token, or a pane, was clicked."""
+
+        def __init__(self, lane: int, position: int | None) -> None:
+            super().__init__()
+            self.lane = lane
+            self.position = position
+
+    class Wheel(Message):
+        """The wheel turned by some rows."""
+
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows = rows
+
+    def __init__(self, desk: Desk, *, id: str) -> None:
+        super().__init__(desk, id=id)
+        self.top = 0
+        self._drawn: list[Drawn] = []
+        self._rows: dict[int, LRUCache[int, list[Segment]]] = {}
+        self._views: list[LaneView] = []
+
+    # ---- geometry
+
+    @property
+    def text_width(self) -> int:
+        """Cells of text in a pane; one column at the right stays free for a line break's mark."""
+        count = max(1, len(self._views))
+        return max(1, (self.size.width - (count - 1)) // count - MARGIN - 1)
+
+    def rows_of(self, view: LaneView, shown: int) -> int:
+        """How many rows a pane has when `shown` positions are visible."""
+        board = self._board
+        layout = board.layout(self.text_width)
+        if shown <= 0:
+            return 0
+        if shown <= board.count:
+            return layout.row_of(shown - 1) + 1
+        return len(layout) + 1 + view.tail.layout.row_of(shown - board.count - 1) + 1
+
+    def row_at(self, view: LaneView, position: int) -> int:
+        """The row of a position in a pane."""
+        board = self._board
+        layout = board.layout(self.text_width)
+        if position < board.count:
+            return layout.row_of(position)
+        if not len(view.tail.text):
+            return max(0, len(layout) - 1)
+        return len(layout) + 1 + view.tail.layout.row_of(min(position - board.count, len(view.tail.text) - 1))
+
+    @property
+    def drawn_lanes(self) -> list[int]:
+        """Ids of the lanes in the panes."""
+        return [drawn.lane for drawn in self._drawn]
+
+    def token_by_rows(self, count: int) -> int | None:
+        """The token that stands `count` rows below the cursor, in the active pane and about the same column."""
+        board, active = self.desk.board, self._board.active
+        if board is None or active is None:
+            return None
+        cursor = board.transport.cursor
+        row = self.row_at(active, cursor)
+        column = self._column(active, row, cursor)
+        layout, tail = board.layout(self.text_width), active.tail.layout
+        rows = len(layout) + (1 + len(tail) if len(active.tail.text) else 0)
+        target = max(0, min(row + count, rows - 1))
+        if target == len(layout):  # the rule before the continuation holds no token
+            target += 1 if count > 0 else -1
+        first, found, col = None, None, 0
+        for token, text in self._parts(active, target):
+            first = token if first is None else first
+            if col > column:
+                break
+            found, col = token, col + cell_len(text)
+        if found is None:
+            return None
+        # A row that holds only the rest of a long token has no cursor of its own: go on in the same direction.
+        if self.row_at(active, found) == row and count:
+            return found + (1 if count > 0 else -1)
+        return found
+
+    def _column(self, view: LaneView, row: int, cursor: int) -> int:
+        col = 0
+        for token, text in self._parts(view, row):
+            if token >= cursor:
+                break
+            col += cell_len(text)
+        return col
+
+    def _parts(self, view: LaneView, row: int) -> list[tuple[int, str]]:
+        """Positions and texts of a row of a pane."""
+        board = self._board
+        layout = board.layout(self.text_width)
+        if row < len(layout):
+            return list(layout.parts(row))
+        return [(token + board.count, text) for token, text in view.tail.layout.parts(row - len(layout) - 1)]
+
+    @property
+    def _board(self) -> Board:
+        board = self.desk.board
+        assert board is not None
+        return board
+
+    # ---- what changed
+
+    def reset(self) -> None:
+        """Forget every painted row: another theme, width or session."""
+        self._rows.clear()
+        self._drawn = []
+        if self.desk.board is not None:
+            self.sync()
+        self.refresh()
+
+    def forget(self, lane: int) -> None:
+        """Forget the rows of one lane, which was measured anew."""
+        self._rows.pop(lane, None)
+
+    def sync(self) -> None:
+        """Bring every pane to the cursor and paint what differs from what is on screen."""
+        board, height = self.desk.board, self.size.height
+        if board is None or not self.size.width or not height:
+            return
+        views = board.panes(self.size.width)
+        if [view.lane.record.id for view in views] != [view.lane.record.id for view in self._views]:
+            self._views = views
+            self._rows.clear()
+        self._views = views
+        if not views:
+            self.refresh()
+            return
+        active = board.active
+        cursor = board.transport.cursor
+        if active is not None:
+            self._scroll(self.row_at(active, cursor), height)
+        drawn = [self._draw(view, cursor, height) for view in views]
+        before, self._drawn = self._drawn, drawn
+        panes = grid(self.size.width, len(views))
+        if len(before) != len(drawn):
+            self.refresh()
+            return
+        for (x, width), old, new in zip(panes, before, drawn, strict=True):
+            if old == new:
+                continue
+            if (old.lane, old.top, old.status) != (new.lane, new.top, new.status):
+                self.refresh(Region(x, 0, width, height))
+                continue
+            rows = {old.cursor_row, new.cursor_row, *range(min(old.last_row, new.last_row), max(old.last_row, new.last_row) + 1)}
+            spans = [row - new.top for row in rows if 0 <= row - new.top < height]
+            if spans:
+                self.refresh(Region(x, min(spans), width, max(spans) - min(spans) + 1))
+
+    def _scroll(self, row: int, height: int) -> None:
+        keep = min(KEEP, (height - 1) // 2)
+        if self._board.transport.follow or self._board.transport.playing:
+            # The newest row stays at the bottom: nothing below it is known yet.
+            self.top = max(0, row - height + 1)
+        elif row < self.top + keep:
+            self.top = max(0, row - keep)
+        elif row > self.top + height - 1 - keep:
+            self.top = row - height + 1 + keep
+
+    def _draw(self, view: LaneView, cursor: int, height: int) -> Drawn:
+        board = self._board
+        shown = board.shown_of(view)
+        total = self.rows_of(view, shown)
+        room = height - len(self._notice(view, self._width_of(view)))
+        top = min(self.top, max(0, total - max(1, room)))
+        cursor_row = self.row_at(view, cursor) if cursor < shown else -1
+        if cursor_row >= 0 and not top <= cursor_row < top + height:
+            top = max(0, cursor_row - height + 1)
+        record = view.lane.record
+        return Drawn(
+            record.id, top, shown, max(0, total - 1), cursor_row, cursor if cursor < shown else -1,
+            f"{record.status}{record.reason}{view.lane.phase if not shown else ''}", view is board.active,
+        )  # fmt: skip
+
+    def _width_of(self, view: LaneView) -> int:
+        panes = grid(self.size.width, len(self._views))
+        return panes[self._views.index(view)][1]
+
+    def _notice(self, view: LaneView, width: int) -> list[list[Segment]]:
+        return failure(view, width, self.size.height, self.desk.ink)
+
+    # ---- painting
+
+    def line(self, y: int, width: int) -> list[Segment]:
+        ink = self.desk.ink
+        if self.desk.board is None or not self._drawn:
+            return waiting(self.desk, y, width, self.size.height)
+        segments: list[Segment] = []
+        rule = Segment("│", ink.rule)
+        for index, ((_, cells), view, drawn) in enumerate(
+            zip(grid(width, len(self._views)), self._views, self._drawn, strict=True)
+        ):
+            if index:
+                segments.append(rule)
+            segments += self._pane_line(view, drawn, y, cells)
+        return segments
+
+    def _pane_line(self, view: LaneView, drawn: Drawn, y: int, width: int) -> list[Segment]:
+        notice = self._notice(view, width)
+        from_bottom = self.size.height - y
+        if from_bottom <= len(notice):
+            return notice[len(notice) - from_bottom]
+        row = drawn.top + y
+        if not drawn.shown:
+            return waiting_lane(self.desk, view, y, width)
+        if row > drawn.last_row:
+            return [Segment(" " * width, self.desk.ink.text)]
+        if row == drawn.cursor_row:
+            return self._paint(view, drawn, row, width, cursor=drawn.cursor)
+        if row == drawn.last_row:
+            return self._paint(view, drawn, row, width)
+        rows = self._rows.get(drawn.lane)
+        if rows is None:
+            rows = self._rows[drawn.lane] = LRUCache(512)
+        cached = rows.get(row)
+        if cached is None:
+            cached = rows[row] = self._paint(view, drawn, row, width)
+        return cached
+
+    def _paint(self, view: LaneView, drawn: Drawn, row: int, width: int, cursor: int = -1) -> list[Segment]:
+        board, ink = self._board, self.desk.ink
+        layout = board.layout(self.text_width)
+        if row < len(layout):
+            return self._paint_stream(view, layout, row, width, drawn, cursor)
+        if row == len(layout):
+            text = f" … {view.lane.record.name} continues freely "
+            line = Row(width, ink.rule).add("──", ink.rule).add(text, ink.muted, limit=width - 3)
+            return line.add("─" * line.left, ink.rule).segments()
+        tail = view.tail.layout
+        spaced, indices = board.pieces.spaced, view.tail.text.indices
+        runs = [
+            Run(token + board.count, text, ink.text, spaced[indices[token]])
+            for token, text in tail.parts(row - len(layout) - 1)
+            if token + board.count < drawn.shown
+        ]
+        margin = Segment("┆ ", ink.accent)
+        return self._assemble(margin, runs, width, cursor, drawn.active)
+
+    def _paint_stream(
+        self, view: LaneView, layout: Layout, row: int, width: int, drawn: Drawn, cursor: int
+    ) -> list[Segment]:
+        board, ink = self._board, self.desk.ink
+        codes, tokens = view.measures.codes, ink.tokens
+        texts, spaced, indices = board.pieces.texts, board.pieces.spaced, board.text.indices
+        runs: list[Run] = []
+        for token, text in layout.parts(row):
+            if token >= drawn.shown:
+                break
+            code = int(codes[token])
+            # A line break is invisible; where it diverged it gets a mark, in the column that wrapping leaves free.
+            if not text and (code & FLIP or (code >> KIND_SHIFT == 0 and 2 <= code & 7 <= 4)) and texts[indices[token]][:1] == "\n":
+                text = "↵"
+            runs.append(Run(token, text, tokens[code], spaced[indices[token]]))
+        first = layout.first_token(row)
+        kind = int(board.shared.kinds[min(first, board.count - 1)])
+        begins = bool(board.shared.breaks[min(first, board.count - 1)]) and layout.begins(row)
+        glyph = GLYPHS[kind] if begins else BARS[kind]
+        margin = Segment(glyph + " ", ink.margins[kind] if begins or kind == ASSISTANT else ink.rule)
+        return self._assemble(margin, runs, width, cursor, drawn.active)
+
+    def _assemble(self, margin: Segment, runs: list[Run], width: int, cursor: int, active: bool) -> list[Segment]:
+        """One row of exactly `width` cells: the margin, runs of equal style joined, and on the cursor's row its ground."""
+        ink = self.desk.ink
+        ground = ink.text if cursor < 0 else ink.text + ink.row
+        first = margin if cursor < 0 else Segment(margin.text, (margin.style or ink.text) + ink.row)
+        segments, used = [first], MARGIN
+        pending, style = "", ground
+        for text, wanted in self._spans(runs, cursor, ground, ink.cursor if active else ink.cursor_away):
+            if wanted is not style and pending:
+                segments.append(Segment(pending, style))
+                used += cell_len(pending)
+                pending = ""
+            pending, style = pending + text, wanted
+        if pending:
+            segments.append(Segment(pending, style))
+            used += cell_len(pending)
+        if used < width:
+            segments.append(Segment(" " * (width - used), ground))
+        elif used > width:
+            segments = Segment.adjust_line_length(segments, width, style=ground)
+        return segments
+
+    def _spans(self, runs: list[Run], cursor: int, ground: Style, at_cursor: Style) -> Iterator[tuple[str, Style]]:
+        """Texts and styles of a row. The space that begins a word carries no mark, so that marked words stand apart."""
+        row = self.desk.ink.row
+        for token, text, style, spaced in runs:
+            if token == cursor:
+                text, style = text or "↵", at_cursor
+            elif cursor >= 0 and not style.reverse:
+                style = style + row
+            if spaced and text[0:1] == " " and (style.reverse or style.underline or token == cursor):
+                yield " ", ground
+                text = text[1:]
+            if text:
+                yield text, style
+
+    # ---- mouse
+
+    def _pane_at(self, x: int) -> tuple[LaneView, Drawn, int] | None:
+        for (left, width), view, drawn in zip(grid(self.size.width, len(self._views)), self._views, self._drawn, strict=True):
+            if left <= x < left + width:
+                return view, drawn, x - left
+        return None
+
+    def on_click(self, event: events.Click) -> None:
+        if (found := self._pane_at(event.x)) is None:
+            return
+        view, drawn, x = found
+        self.post_message(self.Clicked(drawn.lane, self._token_at(view, drawn, drawn.top + event.y, x - MARGIN)))
+
+    def _token_at(self, view: LaneView, drawn: Drawn, row: int, x: int) -> int | None:
+        if row > drawn.last_row or row == len(self._board.layout(self.text_width)):
+            return None
+        found, col = None, 0
+        for token, text in self._parts(view, row):
+            if token >= drawn.shown or (found is not None and col > x):
+                break
+            found, col = token, col + cell_len(text)
+        return found
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.post_message(self.Wheel(3))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.post_message(self.Wheel(-3))
+
+
+def waiting_lane(desk: Desk, view: LaneView, y: int, width: int) -> list[Segment]:
+    """A pane with nothing measured yet says what it waits for, calmly, at the top."""
+    record, ink = view.lane.record, desk.ink
+    words = {
+        "queued": "queued: runs when the lanes before it are done",
+        "running": view.lane.phase or "loading",
+        "cancelled": "stopped before anything was measured",
+    }
+    row = Row(width, ink.text)
+    if y == 1:
+        row.to(MARGIN).add(words.get(record.status, "nothing measured"), ink.muted)
+    return row.segments()

@@ -1,0 +1,222 @@
+"""The transformers backend: eager PyTorch on CUDA, MPS or CPU, with KV caches and int8 weights of our own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; makes cuBLAS deterministic
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # flex compiles here, not in processes that outlive us
+
+import torch
+import transformers
+
+from workbench.config.axes import ENGINES, check
+from workbench.config.lane import Configuration
+from workbench.errors import ConfigurationError
+from workbench.protocol.events import Generate, Score
+from workbench.worker import generation
+from workbench.worker.backends.base import OutOfMemory
+from workbench.worker.channel import Job
+from workbench.worker.devices import choose_device, cpu_features, devices
+from workbench.worker.forcing import Scoring, check_request
+from workbench.worker.loaded import Loaded
+from workbench.worker.loading import ATTENTION, DTYPES, load, read_config, vocabulary_size
+from workbench.worker.memory import PeakMemory, is_out_of_memory, return_freed
+from workbench.worker.quant.kvcache import DEFAULT_GROUP, make_cache
+
+ENGINE = ENGINES["transformers"]
+DEFAULT_THREADS = torch.get_num_threads()  # torch's own choice, before any lane changes it
+Answer = TypeVar("Answer")
+
+
+def make() -> TransformersBackend:
+    """The backend, torch set to be repeatable."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return TransformersBackend()
+
+
+def _computing(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Run without autograd, and turn torch's several out-of-memory errors into OutOfMemory."""
+
+    @wraps(method)
+    def wrapped(*args: Any) -> Answer:
+        try:
+            with torch.inference_mode():
+                return method(*args)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            text = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        # Raised outside the handler: the first error's traceback holds the tensors that filled the memory.
+        raise OutOfMemory(f"out of memory: {text}")
+
+    return wrapped
+
+
+class TransformersBackend:
+    """See `workbench.worker.backends.base.Backend`."""
+
+    def __init__(self) -> None:
+        self.loaded: Loaded | None = None
+        self.configuration = Configuration()
+        self._key: tuple[Any, ...] = ()
+        self._memory = PeakMemory(torch.device("cpu"))
+
+    def probe(self) -> dict[str, Any]:
+        """Versions, devices and the values of each axis."""
+        return {
+            "name": "transformers",
+            "version": transformers.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "executable": sys.executable,
+            "devices": devices(),
+            "axes": {axis: list(values) for axis, values in ENGINE.axes.items()},
+            "keys": list(ENGINE.keys),
+            "converts": ["gguf"],
+            "cpu": cpu_features(),
+        }
+
+    @_computing
+    def start(self, configuration: Configuration, model: Path, context: int, job: Job) -> dict[str, Any]:
+        """Check everything that can be checked without weights, then load them (or keep them) and make the cache."""
+        check(configuration)
+        device = choose_device(configuration.device)
+        config = read_config(model)
+        limit = int(config.max_position_embeddings)
+        if not 0 < context <= limit:
+            raise ConfigurationError(
+                f"a context of {context} tokens is not within the model's limit of {limit}",
+                where=str(model),
+                next="Use a shorter session, --fit, or a model with a longer context.",
+            )
+        group = _group(configuration)
+        make_cache(configuration.kv, config, 1, DTYPES[configuration.weights], torch.device("meta"), group)
+        vocabulary = vocabulary_size(model, config)
+        key = (*configuration.weights_key(), str(model))
+        network: Any = self.loaded.model if self.loaded is not None and key == self._key else None
+        kept = network is not None
+        self.release()  # the old cache's memory goes before the new one's comes
+        if not kept:
+            torch.set_num_threads(configuration.threads or DEFAULT_THREADS)
+            job.progress("loading", 0, 1)
+            network = load(model, config, configuration.weights, configuration.attn, device)
+        network.set_attn_implementation(ATTENTION[configuration.attn])
+        cache = make_cache(configuration.kv, network.config, context, DTYPES[configuration.weights], device, group)
+        loaded = Loaded(network, cache, device, vocabulary)
+        if configuration.attn == "flex":
+            job.progress("compiling", 0, 1)
+            loaded.warm_flex(max(1, min(configuration.chunk, (context - 2) // 2)))
+        effective = loaded.describe()
+        self.loaded, self.configuration, self._key = loaded, configuration, key
+        self._memory = PeakMemory(device)
+        return_freed()
+        job.progress("loading", 1, 1)
+        return {
+            "engine": "transformers",
+            "version": transformers.__version__,
+            "torch": torch.__version__,
+            **effective,
+            "chunk": configuration.chunk,
+            "cpu": cpu_features(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "weights_kept": kept,
+        }
+
+    @_computing
+    def score(self, request: Score, job: Job) -> dict[str, Any]:
+        """Forced scoring after the `reuse` tokens that the cache holds already."""
+        loaded = self._require("score")
+        check_request(request, loaded.cache.context, loaded.model.config.vocab_size, loaded.tokens)
+        loaded.truncate(request.reuse)
+        self._memory.reset()
+        stats = Scoring(loaded, request, job, self.configuration.chunk, loaded.device).run()
+        loaded.tokens = request.arrays["ids"].tolist()
+        return {**stats, **self.stats()}
+
+    @_computing
+    def generate(self, request: Generate, job: Job) -> dict[str, Any]:
+        """Continue the context, or the ids that the request brings."""
+        loaded = self._require("generate")
+        ids = request.arrays.get("ids")
+        held = len(loaded.tokens) if ids is None else len(ids)
+        keep = held if request.keep < 0 else request.keep
+        if not 0 < keep <= held or request.count < 1:
+            raise ConfigurationError(
+                f"cannot keep {keep} of {held} tokens and generate {request.count}", where="generate"
+            )
+        # The last generated token is never run, so it needs no place.
+        if keep + request.count - 1 > loaded.cache.context:
+            raise ConfigurationError(
+                f"{keep} tokens and {request.count} new ones do not fit a context of {loaded.cache.context}",
+                where="generate",
+                next="Start with a larger context.",
+            )
+        if not 0 <= request.temperature < float("inf") or not 0 < request.top_p <= 1 or request.top_k < 0:
+            raise ConfigurationError("temperature, top_p or top_k is out of range", where="generate")
+        if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < loaded.model.config.vocab_size:
+            raise ConfigurationError("ids lie outside the vocabulary: another model's?", where="generate")
+        self._memory.reset()
+        if ids is not None:
+            loaded.prefill(ids[:keep].tolist(), self.configuration.chunk, job)
+        last = torch.tensor([loaded.tokens[keep - 1]], device=loaded.device)
+        # The last token runs again on its own: its pass gives the first new token's logits, in decode's numerics.
+        loaded.truncate(keep - 1)
+        new, stats = generation.generate(loaded, last, request, job, loaded.device)
+        loaded.tokens += [int(last), *new[:-1]]
+        return {**stats, **self.stats()}
+
+    def convert(self, source: Path, target: Path, job: Job) -> dict[str, Any]:
+        """GGUF to safetensors."""
+        from workbench.worker.quant.gguf import convert  # needs the gguf package, which an engine can do without
+
+        job.progress("converting", 0, 0)
+
+        def report(done: int, total: int) -> None:
+            job.check()
+            job.progress("converting", done, total)
+
+        return convert(source, target, report)
+
+    def stats(self) -> dict[str, Any]:
+        """Memory and the KV cache now."""
+        cache = self.loaded.cache if self.loaded else None
+        return {
+            "peak_memory_bytes": self._memory.read(),
+            "memory_kind": self._memory.kind,
+            "kv_cache_bytes": cache.nbytes if cache else 0,
+            "kv_workspace_bytes": cache.workspace_bytes if cache else 0,
+            "kv_positions": cache.length if cache else 0,
+        }
+
+    def release(self) -> None:
+        """Let go of model and cache."""
+        self.loaded, self._key = None, ()
+        gc.collect()
+        return_freed()
+
+    def stop(self) -> None:
+        """Same as release."""
+        self.release()
+
+    def _require(self, what: str) -> Loaded:
+        if self.loaded is None:
+            raise ConfigurationError("no model is loaded", where=what, next="Send Start first.")
+        return self.loaded
+
+
+def _group(configuration: Configuration) -> int:
+    text = dict(configuration.extra).get("kv_group", str(DEFAULT_GROUP))
+    if not text.isdecimal():
+        raise ConfigurationError(f"kv_group={text} is not a number", where="transformers")
+    return int(text)

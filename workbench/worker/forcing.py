@@ -1,0 +1,158 @@
+"""Forced scoring: the stream's tokens run through the model, and each position's logits become rows at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workbench.errors import ConfigurationError
+from workbench.protocol.events import Score
+from workbench.protocol.wire import Arrays
+from workbench.worker.scoring import lane_rows, record_rows
+
+FLUSH_SECONDS = 0.05
+BLOCK = 512
+
+
+class Model(Protocol):
+    """What the loops below need of a loaded model."""
+
+    vocabulary: int
+
+    def forward(self, ids: torch.Tensor, keep: int) -> torch.Tensor:
+        """Run tokens (n,) after what the KV cache holds; logits of the last `keep` of them: (keep, width)."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given, so that a clock can be read."""
+        ...
+
+
+class Report(Protocol):
+    """What the loops need of a job; `worker.channel.Job` is one."""
+
+    def check(self) -> None: ...
+    def progress(self, phase: str, done: int, total: int) -> None: ...
+    def rows(self, first: int, arrays: Arrays) -> None: ...
+    def tokens(self, first: int, arrays: Arrays) -> None: ...
+    def trace(self, first: int, stop: int) -> Arrays: ...
+
+
+def check_request(request: Score, context: int, width: int, held: Sequence[int]) -> None:
+    """Raises ConfigurationError where the request cannot be scored in a cache of `context` tokens that holds `held`."""
+    ids, single = request.arrays.get("ids"), request.arrays.get("single")
+    if ids is None or ids.ndim != 1 or len(ids) < 2:
+        raise ConfigurationError("a stream of at least two ids is needed", where="score")
+    if len(ids) > context:
+        raise ConfigurationError(
+            f"{len(ids)} tokens do not fit a context of {context}", where="score", next="Start with a larger context."
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= width:
+        raise ConfigurationError(f"ids must lie in 0 to {width - 1}: another model's stream?", where="score")
+    if request.path not in ("prefill", "decode") or (single is not None and single.shape != ids.shape):
+        raise ConfigurationError("path is prefill or decode, and `single` has one value a token", where="score")
+    if not 0 <= request.reuse < len(ids) or list(held[: request.reuse]) != ids[: request.reuse].tolist():
+        raise ConfigurationError(f"the KV cache does not hold the {request.reuse} tokens to be reused", where="score")
+    if request.first <= request.reuse:
+        raise ConfigurationError(
+            f"rows from position {request.first} on cannot come from a pass that begins at token {request.reuse}",
+            where="score",
+            next=f"Ask for rows from position {request.reuse + 1} on.",
+        )
+
+
+def passes(single: NDArray[Any] | None, start: int, n: int, chunk: int) -> Iterator[tuple[int, int, bool]]:
+    """The token ranges that run together, from `start` to `n`, each (first, stop, whether it is a token on its own).
+
+    A run of other tokens is cut into chunks that begin where the run begins: from an empty cache they are aligned at
+    multiples of `chunk`, and only equal borders give equal numerics in bf16.
+    """
+    while start < n:
+        if single is not None and single[start]:
+            yield start, start + 1, True
+            start += 1
+            continue
+        stop = min(start + chunk, n)
+        if single is not None:
+            alone = np.flatnonzero(single[start:stop])
+            stop = start + int(alone[0]) if len(alone) else stop
+        yield start, stop, False
+        start = stop
+
+
+class Scoring:
+    """One Score request. `run()` sends its rows and leaves all n tokens in the KV cache, which holds `reuse` before."""
+
+    def __init__(self, model: Model, request: Score, report: Report, chunk: int, device: torch.device) -> None:
+        self.model, self.request, self.report, self.chunk = model, request, report, chunk
+        self.ids = torch.from_numpy(request.arrays["ids"].astype("int64")).to(device)
+        self.n = len(self.ids)
+        self.single = None
+        if request.path == "decode":
+            self.single = request.arrays.get("single", np.ones(self.n, dtype=np.uint8))
+        self.tokens = {"prefill": 0, "decode": 0}
+        self.busy = {"prefill": 0.0, "decode": 0.0}
+
+    def run(self) -> dict[str, Any]:
+        """The statistics of `Scored` that scoring itself knows; seconds leave out waiting for the trace."""
+        pending: list[torch.Tensor] = []  # logits of tokens that ran alone, sent together after FLUSH_SECONDS
+        begin, since = self.request.reuse, time.perf_counter()
+        for start, stop, alone in passes(self.single, self.request.reuse, self.n, self.chunk):
+            self.report.check()
+            if pending and not alone:
+                self._emit("decode", torch.cat(pending), begin)
+                pending = []
+            if not pending:
+                begin, since = start, time.perf_counter()
+            phase = "decode" if alone else "prefill"
+            began = time.perf_counter()
+            # All logits of a chunk or, where no row needs them, one: fewer would change the numerics of those few.
+            wanted = stop > self.request.first - 1
+            logits = self.model.forward(self.ids[start:stop], stop - start if wanted else 1)
+            self.model.synchronize()
+            now = time.perf_counter()
+            self.busy[phase] += now - began
+            self.tokens[phase] += stop - start
+            if alone:
+                pending.append(logits)
+            elif wanted:
+                self._emit(phase, logits, start)
+            if not alone or now - since >= FLUSH_SECONDS or stop == self.n:
+                if pending:
+                    self._emit(phase, torch.cat(pending), begin)
+                    pending = []
+                self.report.progress(phase, stop, self.n)
+        return {
+            "prefill_tokens": self.tokens["prefill"],
+            "prefill_seconds": self.busy["prefill"],
+            "decode_tokens": self.tokens["decode"],
+            "decode_seconds": self.busy["decode"],
+            "chunk": self.chunk,
+        }
+
+    def _emit(self, phase: str, logits: torch.Tensor, begin: int) -> None:
+        """Send the rows of logits (m, width) that were computed at the tokens `begin` to `begin` + m."""
+        first = max(begin, self.request.first - 1)
+        end = min(begin + len(logits), self.n - 1)
+        # In blocks, so that the trace needs to be here only so far ahead, and the screen moves.
+        for low in range(first, end, BLOCK):
+            high = min(low + BLOCK, end)
+            rows = self._rows(phase, logits[low - begin : high - begin], low + 1)
+            self.report.rows(low + 1, rows)
+
+    def _rows(self, phase: str, logits: torch.Tensor, position: int) -> Arrays:
+        targets = self.ids[position : position + len(logits)]
+        if self.request.record:
+            began = time.perf_counter()
+            rows = record_rows(logits, targets, position, self.request.trace_seed, self.model.vocabulary)
+        else:
+            trace = self.report.trace(position, position + len(logits))
+            began = time.perf_counter()
+            rows = lane_rows(logits, targets, trace, sum(self.busy.values()), self.model.vocabulary)
+        self.busy[phase] += time.perf_counter() - began
+        return rows
