@@ -35,7 +35,7 @@ SESSIONS = Path(__file__).resolve().parents[1] / "sessions"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="The mean KL from a compact trace beside the exact one.")
     parser.add_argument("--model", default="", help="a safetensors folder; the embedded model by default")
     parser.add_argument("--text", default="", help="a text file or a session's JSON; the shipped sessions by default")
     parser.add_argument("--quick", action="store_true", help="2,048 positions instead of 6,144")

@@ -26,7 +26,9 @@ class WorkbenchError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text} {self.next}" if self.next else text
+        if not self.next:
+            return text
+        return f"{text} {self.next}" if text.endswith((".", "!", "?")) else f"{text}. {self.next}"
 
 
 class ConfigurationError(WorkbenchError):

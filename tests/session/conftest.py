@@ -66,9 +66,8 @@ QWEN3 = """
 {%- endif -%}
 {%- set ns = namespace(last=0) -%}
 {%- for m in messages -%}
-  {%- if m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) -%}
-    {%- set ns.last = loop.index0 -%}
-  {%- endif -%}
+  {%- set wrapped = m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>') -%}
+  {%- if m.role == 'user' and not wrapped -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
 {%- endfor -%}
 {%- for m in messages -%}
   {%- if m.role == 'user' -%}
@@ -119,7 +118,7 @@ MISTRAL = """
     {%- if tools and loop.first -%}
       {{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' -}}
     {%- endif -%}
-    {%- if loop.last and system is defined -%}
+    {%- if loop.first and system is defined -%}
       {{- '[INST] ' + system + '\n\n' + m.content + '[/INST]' -}}
     {%- else -%}
       {{- '[INST] ' + m.content + '[/INST]' -}}
@@ -197,9 +196,7 @@ def write_tokenizer(folder: Path) -> None:
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
-    text = (
-        'the weather in Paris is sunny {"name": "get_weather", "arguments": {"city": "Paris"}} assistant user system\n'
-    )
+    text = 'the weather in Paris is sunny {"name": "get_weather", "arguments": {"city": "Paris"}} assistant user\n'
     tokenizer.train_from_iterator([text] * 4, trainer)
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in ORDINARY])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -155,6 +155,7 @@ def test_the_preferred_device_comes_first():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch compiles with calls that it deprecates itself
 def test_flex_eager_and_sdpa_agree_in_float32(tiny, loaded, stream):
     ids = torch.from_numpy(stream).long()
     logits = {}
@@ -175,6 +176,7 @@ def test_eager_and_sdpa_agree_in_float32(tiny, loaded, stream):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch compiles with calls that it deprecates itself
 def test_flex_is_warmed_by_start_or_refused_by_name(backend, recorder, tiny_llama, monkeypatch):
     assert start(backend, recorder, FP32 + ",attn=flex", tiny_llama)["attn"] == "flex"
     assert backend.loaded.cache.length == 0

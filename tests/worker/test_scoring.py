@@ -12,7 +12,7 @@ from workbench.errors import EngineError
 from workbench.metrics.divergence import full
 from workbench.protocol.columns import ROWS, TRACE, count_rows, cut, dense, join
 from workbench.protocol.wire import Arrays
-from workbench.worker import scoring
+from workbench.worker import passes
 from workbench.worker.scoring import lane_rows, lost_mass, record_rows
 
 
@@ -87,7 +87,7 @@ def test_rows_depend_neither_on_chunking_nor_on_block_size(monkeypatch: pytest.M
     same(whole, join("trace", parts))
     lane = logits + 0.1 * logits_of(40, 3000, seed=2)
     rows = measure(lane, whole)
-    monkeypatch.setattr(scoring, "_CPU_BYTES", 1)
+    monkeypatch.setattr(passes, "CPU_BYTES", 1)
     same(whole, record(logits, first=101))
     same(rows, measure(lane, whole))
 

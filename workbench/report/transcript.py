@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.session.regions import Role
-from workbench.session.text import one_line, pieces
+from workbench.session.text import harmless, one_line, pieces, plain
 from workbench.store.state import LaneState, SessionState
 
 CONTEXT_ROLES = (Role.SYSTEM, Role.USER, Role.TOOL_RESULT)
@@ -25,7 +25,7 @@ def transcript(state: SessionState) -> Iterator[str]:
     starts = np.flatnonzero(np.diff(message, prepend=message[0] - 1))
     stops = np.append(starts[1:], len(ids))
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        text = "".join(pieces(ids[start:stop].tolist(), state.token_bytes))
+        text = harmless(plain(ids[start:stop].tolist(), state.token_bytes))
         lines = text.split("\n")
         if not generated[start:stop].any():
             shown = lines[:CONTEXT_LINES]

@@ -162,16 +162,22 @@ class Experiment:
                 saved.copy_reference(found)
                 self._say(f"reference: reusing the cached trace {found.stem}")
             return saved
+        with SavedSession.open(path) as held:  # only read: a file that is refused is left as it is
+            self._check_resumable(held)
         saved = SavedSession.open(path, write=True)
-        if not np.array_equal(saved.stream()["ids"], stream["ids"]):
-            saved.close()
-            raise SavedSessionError(
-                "this file holds another session or another rendering of it",
-                where=str(path),
-                next="Choose another -o FILE.",
-            )
         self._say(f"resuming {path}")
         return saved
+
+    def _check_resumable(self, held: SavedSession) -> None:
+        """Raise SavedSessionError where a file's trace is not the one that this run would record."""
+        what = ""
+        if not np.array_equal(held.stream()["ids"], self.prepared.rendered.stream["ids"]):
+            what = "this file holds another session or another rendering of it"
+        for lane in held.lanes():
+            if lane.kind == "reference" and lane.manifest.get("reference_key") != self.key:
+                what = "this file's reference has other weights, versions, numerics or another processor"
+        if what:
+            raise SavedSessionError(what, where=str(held.path), next="Choose another -o FILE.")
 
     def _reference_lane(self) -> LaneState:
         self._say("reference: recording")

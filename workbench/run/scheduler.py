@@ -45,6 +45,7 @@ class Scheduler:
         self._python = python
         self._queue: deque[Task] = deque()
         self._running: dict[int, Task] = {}
+        self._engines: dict[int, EngineProcess] = {}
         self._idle: list[tuple[tuple[object, ...], EngineProcess]] = []
         self._change = threading.Condition()
         self._closing = False
@@ -92,6 +93,11 @@ class Scheduler:
         with self._change:
             return self._change.wait_for(lambda: not self._queue and not self._running, timeout)
 
+    def engine_pids(self) -> list[int]:
+        """The process ids of the engines that run or wait."""
+        with self._change:
+            return [engine.pid for engine in (*self._engines.values(), *(engine for _, engine in self._idle))]
+
     def close(self) -> None:
         """Stop everything and end every engine process."""
         with self._change:
@@ -138,6 +144,7 @@ class Scheduler:
         configuration = from_json(task.lane.record.configuration)
         try:
             engine = self._engine(configuration)
+            self._engines[lane_id] = engine
             Job(task.lane, task.work, self._hub, engine, task.feed, task.stop).run()
         except Cancelled as error:
             self._hub.update(lane_id, status="cancelled", reason=error.what)
@@ -148,6 +155,7 @@ class Scheduler:
             self._hub.update(lane_id, status="failed", reason=str(error))
         else:
             self._finish(task)
+        self._engines.pop(lane_id, None)
         if engine is not None:
             self._give_back(configuration, engine)
         if task.after is not None:

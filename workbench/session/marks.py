@@ -128,7 +128,7 @@ class Marks:
         plain = self._guarded(value, message)
         if self.placing == "none" or not self.calls:
             return plain
-        kinds: dict[type, type[Marked]] = {int: _MarkedInt, float: _MarkedFloat, dict: _MarkedDict, list: _MarkedList}
+        kinds: dict[Any, type[Marked]] = {int: _MarkedInt, float: _MarkedFloat, dict: _MarkedDict, list: _MarkedList}
         kind = kinds.get(type(cast(object, plain)))
         if kind is None:
             return plain

@@ -296,5 +296,11 @@ def _text(value: Any, where: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
+    names: dict[Any, str] = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "a truth value",
+        type(None): "null",
+    }
     return names.get(type(cast(object, value)), "a number")

@@ -183,7 +183,7 @@ def _draw(session: Session, renderer: Renderer) -> _Drawing:
     else:
         pieces, roles_from = _by_prefixes(session, template, tokenizer, prompt, text), "message boundaries"
         notes.append("the template's output depends on marks: roles are known by message only")
-    if "strftime_now" in template.names:
+    if "strftime_now" in template.source:
         notes.append(f"the template was told that today is {TODAY:%Y-%m-%d}")
     if asks and not header:
         notes.append("the template has no header for an assistant's turn")
@@ -321,8 +321,10 @@ def _asks(session: Session) -> bool:
 
 
 def _left_out(every: list[Piece], pieces: list[Placed]) -> list[str]:
-    shown = Counter(id(place.piece) for place in pieces)
-    missing = Counter(piece.role for piece in every if piece.text.strip() and not shown[id(piece)])
+    shown = {id(place.piece) for place in pieces}
+    tools = any(place.piece.message < 0 for place in pieces)  # the whole list may stand for each of them
+    wanted = [piece for piece in every if piece.text.strip() and not (tools and piece.message < 0)]
+    missing = Counter(piece.role for piece in wanted if id(piece) not in shown)
     names = {role: ROLE_NAMES[role].replace("_", " ") for role in missing}
     return [f"the template leaves out {count} × {names[role]}" for role, count in sorted(missing.items())]
 

@@ -56,11 +56,11 @@ def export_rows(state: SessionState, lane: str | None = None) -> Iterator[dict[s
 def _block(state: SessionState, lane: LaneState, first: int) -> Iterator[dict[str, Any]]:
     stop = min(first + BLOCK_ROWS, lane.rows.stop, len(state.stream["ids"]))
     here = slice(first - lane.rows.first, stop - lane.rows.first)
-    measures = [lane.rows.column(name)[here].tolist() for name in MEASURES]
-    top_ids = lane.rows.column("top_ids")[here, 0].tolist()
-    top_logprobs = lane.rows.column("top_logprobs")[here, 0].tolist()
+    measures: list[list[Any]] = [lane.rows.column(name)[here].tolist() for name in MEASURES]
+    top_ids: list[Any] = lane.rows.column("top_ids")[here, 0].tolist()
+    top_logprobs: list[Any] = lane.rows.column("top_logprobs")[here, 0].tolist()
     reference = _reference(state, first, stop)
-    stream = [state.stream[name][first:stop].tolist() for name in ("ids", "role", "generated", "turn")]
+    stream: list[list[Any]] = [state.stream[name][first:stop].tolist() for name in ("ids", "role", "generated", "turn")]
     for offset, (token, role, generated, turn) in enumerate(zip(*stream, strict=True)):
         values: tuple[Any, ...] = (
             lane.record.id,
@@ -74,7 +74,7 @@ def _block(state: SessionState, lane: LaneState, first: int) -> Iterator[dict[st
             *(measure[offset] for measure in measures),
             top_ids[offset],
             top_logprobs[offset],
-            *(values[offset] for values in reference),
+            *(column[offset] for column in reference),
         )
         yield {name: _plain(value) for name, value in zip(FIELDS, values, strict=True)}
 

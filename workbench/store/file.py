@@ -79,8 +79,10 @@ def open_reading(path: Path, damage: list[str]) -> sqlite3.Connection:
     try:
         try:
             connection = _open_as("mode=ro", path, damage)
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             # A folder that cannot be written has no place for the shared memory of write-ahead logging.
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                raise
             wal = path.with_name(path.name + "-wal")
             connection = _open_as("mode=ro&immutable=1", path, damage)
             if wal.exists() and wal.stat().st_size > 0:

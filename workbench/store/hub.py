@@ -205,17 +205,16 @@ class Hub:
         for name in ID_COLUMNS:
             if name not in arrays:
                 continue
-            ids = np.unique(arrays[name]).astype(np.int64)
-            ids = ids[ids >= 0]
+            ids = arrays[name][arrays[name] >= 0]
             self._make_known_reach(ids)
-            new: list[int] = ids[~self._known[ids]].tolist()
+            new: list[int] = np.unique(ids[~self._known[ids]]).tolist()
             if new:
                 tokens = dict(zip(new, self._ask(new), strict=True))
                 self._saved.add_tokens(tokens)
                 self._tokens.update(tokens)
                 self._known[new] = True
 
-    def _make_known_reach(self, ids: NDArray[np.int64]) -> None:
+    def _make_known_reach(self, ids: NDArray[Any]) -> None:
         if (size := int(ids.max(initial=-1)) + 1) > len(self._known):
             self._known = np.concatenate([self._known, np.zeros(size - len(self._known), bool)])
 

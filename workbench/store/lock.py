@@ -38,13 +38,18 @@ def _acquire(lock: Path, path: Path) -> int:
             ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = os.pread(handle, 256, 0).decode("utf-8", "replace").strip()
             os.close(handle)
             raise SavedSessionError(
                 f"is being written by {holder or 'another process'}",
                 where=str(path),
                 next="Wait for it, end it, or write to another file.",
+            ) from error
+        except OSError as error:
+            os.close(handle)
+            raise SavedSessionError(
+                f"cannot be locked: {error.strerror}", where=str(path), next="Write to a disk of this machine."
             ) from error
         if _is_current(handle, lock):
             os.ftruncate(handle, 0)

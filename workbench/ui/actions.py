@@ -37,7 +37,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("step-back", "comma", "step(-1)", "One token back, in all lanes", "Time"),
     Action("step-on", "full_stop", "step(1)", "One token on, in all lanes", "Time", footer="token"),
     Action("follow", "f", "follow", "Follow the newest token, on or off", "Time", footer="follow"),
-    Action("seek", "s", "seek", "Go to a token (5120), a turn (t8) or a share (40%)", "Time", footer="seek"),
+    Action("seek", "s", "seek", "Go to a token, a turn (t8) or a share (40%)", "Time", footer="seek"),
     Action("up", "up,k", "row(-1)", "Cursor one row up", "Cursor"),
     Action("down", "down,j", "row(1)", "Cursor one row down", "Cursor"),
     Action("left", "left,h", "step(-1)", "Cursor one token left", "Cursor"),
@@ -59,7 +59,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("zoom", "z", "zoom", "The active lane alone, or all lanes", "Lanes", footer="zoom"),
     Action("config", "c", "config", "Configure and open a lane", "Lanes", footer="config"),
     Action("run", "r", "run", "Run the active lane again", "Lanes"),
-    Action("close-lane", "x", "close_lane", "Stop the active lane where it runs, else hide it", "Lanes"),
+    Action("close-lane", "x", "close_lane", "Stop the active lane, or hide it when it is over", "Lanes"),
     Action("show-lanes", "X", "show_lanes", "Show hidden lanes again", "Lanes"),
     Action("inspect", "i", "inspect", "Inspector on or off", "Lanes", footer="inspect"),
     Action("theme", "t", "theme", "Choose a theme", "Application", "app"),
@@ -72,7 +72,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("value-prev", "left,h", "value(-1)", "Previous value", "Switcher", "switcher", footer="value"),
     Action("value-next", "right,l", "value(1)", "Next value", "Switcher", "switcher"),
     Action("reset", "backspace,r", "reset", "Back to the active lane's configuration", "Switcher", "switcher", footer="reset"),
-    Action("apply", "enter", "apply", "Open a lane with this configuration and run it", "Switcher", "switcher", footer="run"),
+    Action("apply", "enter", "apply", "Open a lane of this configuration, run it", "Switcher", "switcher", footer="run"),
     Action("dismiss", "escape", "dismiss_dialog", "Close", "Dialogs", "dialog", footer="close"),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 
 from textual import work
 from textual.app import App, SystemCommand
@@ -32,7 +33,7 @@ class WorkbenchApp(App[None]):
     `themes` must hold at least one palette; `problems` are sentences about themes and settings that could not be used.
     """
 
-    CSS_PATH = "style.tcss"
+    CSS_PATH = Path(__file__).with_name("style.tcss")
     TITLE = "workbench"
     BINDINGS = bindings("app")
     ENABLE_COMMAND_PALETTE = True
@@ -63,6 +64,7 @@ class WorkbenchApp(App[None]):
             self.problems.append(f"theme {settings.theme!r} is not there; themes: {', '.join(sorted(themes))}")
         self.desk = Desk(
             ink(themes[wanted], plain=self.no_color),
+            message=runner.message if runner is not None else "",
             live=runner is not None,
             missing=runner.missing if runner is not None else "This is a replay: lanes cannot be run here.",
         )

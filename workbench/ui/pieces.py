@@ -1,7 +1,6 @@
 """The text of tokens as it is drawn: one table of distinct pieces, one index per position.
 
-A token that holds only a part of a character is drawn as `◌`; the token that completes it draws the character. Bytes that
-are no UTF-8 are drawn as `\\xNN`. Every piece has passed `harmless`, so it can be drawn as it stands.
+What a piece shows is decided in `workbench.session.text` alone; here it is stored once, measured, and looked up.
 """
 
 from __future__ import annotations
@@ -14,14 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from workbench.session.text import harmless
+from workbench.session.text import PieceDecoder, one_line
 
-PARTIAL = "◌"
 UNKNOWN = -1
 BROKEN = -1  # the width of a piece that holds a line break
-
-# Zero-width joiners and variation selectors change the width of what stands before them, differently by terminal.
-_DROP = dict.fromkeys([0x200D, *range(0xFE00, 0xFE10)])
 
 
 @dataclass(slots=True)
@@ -34,14 +29,13 @@ class Pieces:
     _index: dict[str, int] = field(default_factory=lambda: {})
 
     def add(self, text: str) -> int:
-        """The index of a text, made harmless; its width is BROKEN where it holds a line break."""
-        safe = harmless(text).expandtabs(4).translate(_DROP)
-        index = self._index.get(safe)
+        """The index of a harmless text; its width is BROKEN where it holds a line break."""
+        index = self._index.get(text)
         if index is None:
-            index = self._index[safe] = len(self.texts)
-            self.texts.append(safe)
-            self.widths.append(BROKEN if "\n" in safe else cell_len(safe))
-            self.spaced.append(len(safe) > 1 and safe[0] == " " and safe[1] != " ")
+            index = self._index[text] = len(self.texts)
+            self.texts.append(text)
+            self.widths.append(BROKEN if "\n" in text else cell_len(text))
+            self.spaced.append(len(text) > 1 and text[0] == " " and text[1] not in " \n")
         return index
 
 
@@ -53,7 +47,7 @@ class TokenText:
         self.indices: list[int] = []
         self._token_bytes = token_bytes
         self._whole: dict[int, int] = {}
-        self._pending = b""
+        self._decoder = PieceDecoder()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -64,14 +58,14 @@ class TokenText:
         known = np.array([self._of_whole(int(token)) for token in unique], dtype=np.int64)
         indices: list[int] = known[inverse].tolist() if len(unique) else []
         parts = np.flatnonzero(known[inverse] == UNKNOWN) if len(unique) else np.zeros(0, np.int64)
-        previous = -2 if not self._pending else -1
+        previous = -1
         for position in parts.tolist():
-            if position != previous + 1:  # the unfinished character was never finished
-                self._pending = b""
-            indices[position] = self._part(self._token_bytes(int(ids[position])))
+            if position != previous + 1:  # a whole token came between: what was pending is never completed
+                self._decoder = PieceDecoder()
+            indices[position] = self.pieces.add(self._decoder.piece(self._token_bytes(int(ids[position]))))
             previous = position
-        if indices and previous != len(indices) - 1:
-            self._pending = b""
+        if previous != len(indices) - 1:
+            self._decoder = PieceDecoder()
         self.indices += indices
 
     def _of_whole(self, token: int) -> int:
@@ -79,27 +73,13 @@ class TokenText:
         if index is None:
             data = self._token_bytes(token)
             try:
-                index = self.pieces.add(data.decode("utf-8") if data else f"⟨{token}⟩")
+                data.decode("utf-8")
             except UnicodeDecodeError:
                 index = UNKNOWN
+            else:
+                index = self.pieces.add(PieceDecoder().piece(data) if data else f"⟨{token}⟩")
             self._whole[token] = index
         return index
-
-    def _part(self, data: bytes) -> int:
-        pending, text = self._pending + data, ""
-        while pending:
-            try:
-                text += pending.decode("utf-8")
-                pending = b""
-            except UnicodeDecodeError as error:
-                text += pending[: error.start].decode("utf-8")
-                if error.reason == "unexpected end of data":
-                    pending = pending[error.start :]
-                    break
-                text += "".join(f"\\x{byte:02x}" for byte in pending[error.start : error.end])
-                pending = pending[error.end :]
-        self._pending = pending
-        return self.pieces.add(text or PARTIAL)
 
 
 def quoted(data: bytes, token: int) -> str:
@@ -109,9 +89,8 @@ def quoted(data: bytes, token: int) -> str:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        return "‹" + data.hex(" ") + "›"
-    shown = harmless(text.replace("\n", "↵").replace("\t", "⇥")).translate(_DROP)
-    return f"‘{shown}’"
+        return f"⟨{data.hex(' ')}⟩"
+    return f"‘{one_line(text)}’"
 
 
 def message_kinds(roles: NDArray[Any], messages: NDArray[Any], names: Sequence[str]) -> NDArray[np.uint8]:

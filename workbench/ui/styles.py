@@ -72,6 +72,8 @@ class Ink:
 
     palette: Palette
     tokens: tuple[Style, ...]
+    marked: tuple[bool, ...]  # by code: whether the style shows on a blank
+    dots: tuple[Style, ...]  # by level: blanks that diverged
     text: Style
     strong: Style
     muted: Style
@@ -120,6 +122,8 @@ def ink(palette: Palette, *, plain: bool = False) -> Ink:
     return Ink(
         palette=palette,
         tokens=tuple(tokens),
+        marked=tuple(bool(style.reverse or style.underline or style.bgcolor != tokens[0].bgcolor) for style in tokens),
+        dots=tuple(level_style(palette, level) + Style(underline=False) for level in range(LEVELS)),
         text=on(palette.text),
         strong=on(palette.text, bold=True),
         muted=on(palette.muted),

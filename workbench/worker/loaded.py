@@ -10,7 +10,7 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.worker.devices import device_name, synchronize
 from workbench.worker.forcing import Report
 from workbench.worker.loading import ATTENTION, describe_weights
-from workbench.worker.memory import is_out_of_memory
+from workbench.worker.memory import first_line, is_out_of_memory
 from workbench.worker.quant.kvcache import KVCache
 
 
@@ -58,7 +58,7 @@ class Loaded:
             if is_out_of_memory(error):
                 raise
             raise ConfigurationError(
-                f"flex attention cannot be compiled here: {str(error).splitlines()[0][:200]}",
+                f"flex attention cannot be compiled here: {first_line(error)}",
                 where="transformers",
                 next="Install a C++ compiler (CPU), or use attn=sdpa or attn=eager.",
             ) from error

@@ -56,3 +56,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, which torch's go on from for pages; its type where there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -9,7 +9,6 @@ A row's numbers depend on its own logits and position alone, not on the rows bes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,21 +20,22 @@ from workbench.errors import EngineError
 from workbench.metrics.divergence import Compact, estimate
 from workbench.protocol.columns import ROWS, TRACE, dense, join
 from workbench.protocol.wire import Arrays
+from workbench.worker.passes import (
+    SAMPLES,
+    K,
+    S,
+    best,
+    blocks,
+    draw,
+    head_sizes,
+    mask_tail,
+    moments,
+    some_blocks,
+    uniforms,
+    wide,
+)
 
-HEADS = (8, 16, 32, 64)
-HEAD_TAIL = 1e-3
-"""K is the smallest of `HEADS` whose tail mass is at most this, else the largest."""
-
-SAMPLES = ((1e-6, 0), (1e-3, 8), (2e-2, 16), (float("inf"), 32))
-"""S by the tail mass that it must stay below."""
-
-_K = HEADS[-1]
-_S = SAMPLES[-1][1]
-_BEST = 4
-_WIDTH = 64  # ids in one group, whose maximum and sum stand for it in the search for the best and in sampling
-_VOID = -1e30  # the logit of ids that are masked or padding: finite, so that 0 · ln 0 stays 0, and exp gives 0
-_CPU_BYTES = 3 << 19  # of float32 in one block: the passes over it then run from the level-2 cache
-_DEVICE_BYTES = 1 << 28
+_BEST = 4  # ids that a lane keeps of its own distribution
 
 
 def record_rows(logits: Tensor, targets: Tensor, first_position: int, trace_seed: int, vocab: int) -> Arrays:
@@ -48,20 +48,20 @@ def record_rows(logits: Tensor, targets: Tensor, first_position: int, trace_seed
     logits = _shared(logits, targets, vocab)
     if not len(logits):
         return join("trace", [])
-    uniforms = torch.from_numpy(_uniforms(first_position, len(logits), trace_seed)).to(_wide(logits)).to(logits.device)
+    chance = torch.from_numpy(uniforms(first_position, len(logits), trace_seed)).to(wide(logits)).to(logits.device)
     parts: list[tuple[Tensor, ...]] = []
     spare = torch.empty(0)
-    for rows, scratch in _blocks(logits):
+    for rows, scratch in blocks(logits):
         if not spare.numel():  # the first block is the largest; fresh memory for each would cost more than the sums
             spare = scratch.new_empty((2, *scratch.shape))
         lowest = scratch.flatten(1).amin(1)
-        ids, head = _best(scratch, min(_K, logits.shape[1]), logits.shape[1])
-        mass, entropy = _moments(scratch, head[:, 0], spare[:, : len(scratch)])
-        k = _head_sizes(head, mass).clamp_(max=logits.shape[1])
-        missing = torch.arange(_K, device=k.device) >= k[:, None]
+        ids, head = best(scratch, min(K, logits.shape[1]), logits.shape[1])
+        mass, entropy = moments(scratch, head[:, 0], spare[:, : len(scratch)])
+        k = head_sizes(head, mass).clamp_(max=logits.shape[1])
+        missing = torch.arange(K, device=k.device) >= k[:, None]
         ids = torch.where(missing, ids[:, :1], ids)
-        tail_peak, sums = _tail(scratch, ids)
-        drawn = _draw(scratch, sums, uniforms[rows]).clamp_(max=logits.shape[1] - 1)
+        tail_peak, sums = mask_tail(scratch, ids)
+        drawn = draw(scratch, sums, chance[rows]).clamp_(max=logits.shape[1] - 1)
         parts.append((lowest, entropy, k, ids, head.masked_fill_(missing, -torch.inf), tail_peak, sums.sum(-1), drawn))
     lowest, entropy, k, ids, head, tail_peak, tail_sum, samples = _to_numpy(parts)
     side = _side(head, tail_peak, tail_sum)
@@ -71,7 +71,7 @@ def record_rows(logits: Tensor, targets: Tensor, first_position: int, trace_seed
     below = np.exp(side.tail)[:, None] < np.array([limit for limit, _ in SAMPLES])
     s = np.where(valid, np.array([count for _, count in SAMPLES])[below.argmax(1)], 0)
     k = np.where(valid, k, 0)
-    in_head, in_samples = np.arange(_K) < k[:, None], np.arange(_S) < s[:, None]
+    in_head, in_samples = np.arange(K) < k[:, None], np.arange(S) < s[:, None]
     return _columns(
         TRACE,
         valid,
@@ -107,31 +107,31 @@ def lane_rows(logits: Tensor, targets: Tensor, trace: Arrays, seconds: float, vo
         raise EngineError(f"{n} rows of logits cannot be compared with {len(trace['k'])} rows of a trace")
     if not n:
         return join("rows", [])
-    heads, samples = _padded(trace, "head_ids", _K, 0), _padded(trace, "sample_ids", _S, 0)
+    heads, samples = _padded(trace, "head_ids", K, 0), _padded(trace, "sample_ids", S, 0)
     if min(heads.min(), samples.min()) < 0 or max(heads.max(), samples.max()) >= logits.shape[1]:
         raise EngineError(
             f"the trace names token ids outside the {logits.shape[1]} that this model has logits for",
             next="Use a reference of a model with the same vocabulary.",
         )
     # A row without a head (invalid in the trace) masks id 0 as its head, so that its own sums stay whole.
-    missing = np.arange(_K) >= np.maximum(trace["k"], 1)[:, None]
+    missing = np.arange(K) >= np.maximum(trace["k"], 1)[:, None]
     heads = np.where(missing, heads[:, :1], heads)
     masked = torch.from_numpy(heads).to(logits.device, torch.int64)
     parts: list[tuple[Tensor, ...]] = []
-    for rows, scratch in _blocks(logits):
+    for rows, scratch in blocks(logits):
         lowest = scratch.flatten(1).amin(1)
-        own_ids, own = _best(scratch, min(_BEST, logits.shape[1]), logits.shape[1], _BEST)
-        tail_peak, sums = _tail(scratch, masked[rows])
+        own_ids, own = best(scratch, min(_BEST, logits.shape[1]), logits.shape[1], _BEST)
+        tail_peak, sums = mask_tail(scratch, masked[rows])
         parts.append((lowest, own_ids, own, tail_peak, sums.sum(-1)))
     lowest, own_ids, own, tail_peak, tail_sum = _to_numpy(parts)
     values = _at(logits, np.concatenate((heads, samples, targets.cpu().numpy()[:, None]), 1))
-    side = _side(np.where(missing, -np.inf, values[:, :_K]), tail_peak, tail_sum)
+    side = _side(np.where(missing, -np.inf, values[:, :K]), tail_peak, tail_sum)
     logprobs = _float32(values - side.lse[:, None])
     finite = np.isfinite(lowest) & np.isfinite(side.lse)
     p = Compact(
-        _padded(trace, "head_logprobs", _K, -np.inf), trace["tail"], _padded(trace, "sample_logprobs", _S, -np.inf)
+        _padded(trace, "head_logprobs", K, -np.inf), trace["tail"], _padded(trace, "sample_logprobs", S, -np.inf)
     )
-    distance = estimate(p, Compact(side.head, side.tail, logprobs[:, _K:-1]), trace["s"].astype(np.int64))
+    distance = estimate(p, Compact(side.head, side.tail, logprobs[:, K:-1]), trace["s"].astype(np.int64))
     valid = finite & (trace["valid"] == 1) & ~distance.excluded
     own_columns = _columns(
         ROWS,
@@ -176,101 +176,6 @@ def _shared(logits: Tensor, targets: Tensor, vocab: int) -> Tensor:
     return logits
 
 
-def _blocks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows as float32 scratch (rows, groups, _WIDTH), filled up with _VOID; the same memory every time."""
-    n, vocab = logits.shape
-    width = -(-vocab // _WIDTH) * _WIDTH
-    size = max(1, (_CPU_BYTES if logits.device.type == "cpu" else _DEVICE_BYTES) // (4 * width))
-    buffer = torch.empty((min(size, n), width), dtype=torch.float32, device=logits.device)
-    for first in range(0, n, size):
-        rows = slice(first, min(first + size, n))
-        block = buffer[: rows.stop - first]
-        block[:, :vocab].copy_(logits[rows])
-        block[:, vocab:] = _VOID
-        yield rows, block.view(len(block), -1, _WIDTH)
-
-
-def _best(scratch: Tensor, count: int, vocab: int, width: int = _K) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, the lowest id first among equals: ids and logits, both (rows, width).
-
-    Exact in two steps: each of them lies in one of the `count` groups with the largest maxima (the first among equals).
-    Missing columns repeat the first id with the logit −inf.
-    """
-    groups = scratch.shape[1]
-    chosen = _by_key(scratch.amax(-1), torch.arange(groups, device=scratch.device), min(count, groups))
-    offsets = torch.arange(_WIDTH, device=scratch.device)
-    candidates = (chosen[..., None] * _WIDTH + offsets).flatten(1)
-    values = scratch.gather(1, chosen[..., None].expand(-1, -1, _WIDTH)).flatten(1)
-    ids = _by_key(values, candidates, count).clamp_(max=vocab - 1)
-    best = scratch.flatten(1).gather(1, ids)
-    if count == width:
-        return ids, best
-    return (
-        torch.cat((ids, ids[:, :1].expand(-1, width - count)), 1),
-        torch.nn.functional.pad(best, (0, width - count), value=-torch.inf),
-    )
-
-
-def _by_key(values: Tensor, ids: Tensor, count: int) -> Tensor:
-    """The ids of the `count` largest values of each row in order, the lowest id first among equals.
-
-    One integer holds a float32, made monotonic, above the id's complement; adding 0 makes −0 equal to 0.
-    """
-    bits = (values + 0.0).view(torch.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) << 32 | (0xFFFFFFFF - ids)
-    return 0xFFFFFFFF - (keys.topk(count).values & 0xFFFFFFFF)
-
-
-def _moments(scratch: Tensor, peak: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ exp(x − peak) and the entropy in nats of each row; `spare` (2, rows, groups, _WIDTH) is written over."""
-    shifted = torch.sub(scratch, peak[:, None, None], out=spare[0])
-    weights = torch.exp(shifted, out=spare[1])
-    wide = _wide(scratch)
-    mass = weights.sum(-1).sum(-1, dtype=wide)
-    return mass, mass.log() - weights.mul_(shifted).sum(-1).sum(-1, dtype=wide) / mass
-
-
-def _head_sizes(head: Tensor, mass: Tensor) -> Tensor:
-    """The smallest K of HEADS whose tail mass is at most HEAD_TAIL, else the largest."""
-    within = (head - head[:, :1]).to(mass.dtype).exp().cumsum(1) / mass[:, None]
-    sizes = torch.tensor(HEADS, device=head.device)
-    enough = 1 - within[:, sizes - 1] <= HEAD_TAIL
-    enough[:, -1] = True
-    return sizes[enough.to(torch.uint8).argmax(1)]
-
-
-def _tail(scratch: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Mask `ids` and turn the scratch into exp(x − peak of the rest) in place; the peak and the sums of its groups."""
-    scratch.flatten(1).scatter_(1, ids, _VOID)
-    peak = scratch.flatten(1).amax(1)
-    scratch.sub_(torch.where(peak > _VOID / 2, peak, 0)[:, None, None]).exp_()
-    return peak, scratch.sum(-1).to(_wide(scratch))
-
-
-def _draw(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """Ids by inverse CDF: the group from the groups' sums, then the id within the group. All (rows, S)."""
-    below = 1 - torch.finfo(sums.dtype).eps  # keeps a rounded product under its total, so an id of mass 0 never comes
-    edges = sums.cumsum(1)
-    aim = uniforms * edges[:, -1:] * below
-    group = torch.searchsorted(edges, aim, right=True).clamp_(max=sums.shape[1] - 1)
-    left = torch.nn.functional.pad(edges, (1, 0)).gather(1, group)
-    share = ((aim - left) / sums.gather(1, group)).clamp_(max=below)
-    first = torch.arange(len(sums), device=sums.device)[:, None] * sums.shape[1]
-    inner = weights.flatten(0, 1).index_select(0, (first + group).flatten()).to(sums.dtype).cumsum(1)
-    aim = share.reshape(-1, 1) * inner[:, -1:] * below
-    offset = torch.searchsorted(inner, aim, right=True).clamp_(max=_WIDTH - 1)
-    return group * _WIDTH + offset.view(group.shape)
-
-
-def _uniforms(first_position: int, n: int, seed: int) -> NDArray[np.float64]:
-    """Uniforms of [0, 1) for each position, (n, S), from Philox keyed by the seed and counted by the position.
-
-    Four 64-bit words come from one counter, so a position owns S / 4 of them, whatever chunk it is drawn in.
-    """
-    words = np.random.Philox(key=seed, counter=first_position * (_S // 4)).random_raw(n * _S)
-    return (words >> np.uint64(11)).astype(np.float64).reshape(n, _S) * 2.0**-53
-
-
 def _at(logits: Tensor, ids: NDArray[Any]) -> NDArray[np.float64]:
     """The logits of each row at its ids, (n, m)."""
     chosen = logits.gather(1, torch.from_numpy(ids.astype(np.int64)).to(logits.device))
@@ -295,14 +200,16 @@ def _side(head: NDArray[Any], tail_peak: NDArray[Any], tail_sum: NDArray[Any]) -
         return _Side(lse, _float32(head - lse[:, None]), _float32(tail - lse))
 
 
-def _ties(logits: Tensor, best: NDArray[Any], top: NDArray[Any], counted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many further ids share the largest logit, from the best (n, m); rows in which all m do are counted whole."""
+def _ties(logits: Tensor, first: NDArray[Any], top: NDArray[Any], counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many ids beside `first` (n,) share the largest logit, at most 255.
+
+    Read from the `top` logits (n, m) where they tell; counted rows in which all of them are equal are searched whole.
+    """
     ties = (top == top[:, :1]).sum(1) - 1
     open_ended = counted & (ties + 1 >= np.isfinite(top).sum(1))
-    for rows in _some_blocks(logits, open_ended):
-        block = logits[rows].float()
-        peak = block.gather(1, torch.from_numpy(best[rows.numpy(force=True)].astype(np.int64)).to(rows.device)[:, None])
-        ties[rows.numpy(force=True)] = (block == peak).sum(1).cpu().numpy() - 1
+    for rows in some_blocks(logits, open_ended):
+        block, here = logits[rows].float(), rows.numpy(force=True)
+        ties[here] = (block == block.gather(1, _column(first[here], logits))).sum(1).cpu().numpy() - 1
     return np.minimum(ties, 255)
 
 
@@ -310,19 +217,17 @@ def _ranks(logits: Tensor, ids: NDArray[Any], flipped: NDArray[np.bool_]) -> NDA
     """1 + the number of ids that come before `ids` (n,) in each flipped row; 1 elsewhere."""
     ranks = np.ones(len(ids), np.int32)
     order = torch.arange(logits.shape[1], device=logits.device)
-    for rows in _some_blocks(logits, flipped):
-        block = logits[rows].float()
-        mine = torch.from_numpy(ids[rows.numpy(force=True)].astype(np.int64)).to(rows.device)[:, None]
+    for rows in some_blocks(logits, flipped):
+        block, here = logits[rows].float(), rows.numpy(force=True)
+        mine = _column(ids[here], logits)
         value = block.gather(1, mine)
         before = (block > value).sum(1) + ((block == value) & (order < mine)).sum(1)
-        ranks[rows.numpy(force=True)] = 1 + before.cpu().numpy()
+        ranks[here] = 1 + before.cpu().numpy()
     return ranks
 
 
-def _some_blocks(logits: Tensor, chosen: NDArray[np.bool_]) -> Iterator[Tensor]:
-    size = max(1, (_CPU_BYTES if logits.device.type == "cpu" else _DEVICE_BYTES) // (4 * logits.shape[1]))
-    rows = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
-    return iter(rows.split(size) if len(rows) else ())
+def _column(ids: NDArray[Any], like: Tensor) -> Tensor:
+    return torch.from_numpy(ids.astype(np.int64)).to(like.device)[:, None]
 
 
 def _padded(trace: Arrays, column: str, width: int, fill: Any) -> NDArray[Any]:
@@ -346,7 +251,3 @@ def _to_numpy(parts: list[tuple[Tensor, ...]]) -> list[NDArray[Any]]:
 def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(all="ignore"):
         return values.astype(np.float32)
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64

@@ -17,7 +17,7 @@ from workbench.ui.widgets.lines import Lines, Row
 from workbench.ui.widgets.notices import wrapped
 from workbench.ui.widgets.tokens import GLYPHS
 
-KEY_WIDTH = 16
+KEY_WIDTH = 13
 GROUPS = (("Time", "Cursor"), ("Lanes", "Switcher", "Dialogs", "Application"))
 
 ABOUT = (
@@ -75,14 +75,14 @@ class HelpBody(Lines):
         bounds = [f"<{value:g}" for value in KL_LEVELS] + [f"≥{KL_LEVELS[-1]:g}"]
         for name, bound, style in zip(LEVEL_NAMES, bounds, ink.levels, strict=True):
             row.add(f"{name} {bound}", style).add("   ", ink.text)
-        return row.add("flip", ink.flip).segments()
+        return row.segments()
 
     def _roles(self, width: int) -> list[Segment]:
         ink = self.desk.ink
         row = Row(width, ink.text).add("    ", ink.text)
         for glyph, name, style in zip(GLYPHS, ("assistant", "user", "tool result", "system"), ink.margins, strict=True):
             row.add(f"{glyph} ", style).add(f"{name}   ", ink.muted)
-        return row.segments()
+        return row.add("flip", ink.flip).segments()
 
     def _keys(self, groups: list[str], width: int) -> list[list[Segment]]:
         ink = self.desk.ink
@@ -111,7 +111,7 @@ class HelpScreen(DialogScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog") as frame:
             frame.border_title = "help"
-            frame.border_subtitle = "↑↓ scroll · esc close · ids for [keys] in the settings are in the README"
+            frame.border_subtitle = "↑↓ scroll · esc close · the commands list names every id"
             yield HelpBody(self.desk, self.chosen, self.notes)
 
     def on_mount(self) -> None:

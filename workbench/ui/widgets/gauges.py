@@ -12,7 +12,7 @@ from workbench.errors import ConfigurationError
 from workbench.store.state import LaneRecord
 from workbench.ui.board import LaneView
 from workbench.ui.measures import BINS, KL_LEVELS, speeds
-from workbench.ui.widgets.lines import BLOCKS, Lines, Row, depth, grid, thousands
+from workbench.ui.widgets.lines import BLOCKS, Lines, Row, depth, fill, grid, thousands
 
 HEIGHT, COMPACT_HEIGHT = 6, 3
 LABEL, VALUE = 9, 18  # columns where values and what follows them begin
@@ -73,7 +73,7 @@ class Gauges(Lines):
             if x:
                 segments.append(Segment("│", ink.rule))
             segments += self._cell(view, y, cells).segments()
-        return segments
+        return fill(segments, width, len(views), ink.text)
 
     def _cell(self, view: LaneView, y: int, width: int) -> Row:
         row = Row(width, self.desk.ink.text)
@@ -192,7 +192,7 @@ class Gauges(Lines):
         ink = self.desk.ink
         record = view.lane.record
         glyph, _, style = self._words(view)
-        name = ("reference " if record.kind == "reference" else "") + short_configuration(record)
+        name = ("ref " if record.kind == "reference" else "") + short_configuration(record)
         row.add(f"{view.number} ", ink.active if active else ink.muted)
         row.add(name, ink.active if active else ink.strong, limit=max(1, row.left - 6))
         share = view.measures.edge / max(1, view.measures.shared.count)

@@ -12,11 +12,12 @@ from workbench.session.regions import ROLE_NAMES
 from workbench.ui.board import KIND_NAMES, Board, LaneView
 from workbench.ui.pieces import quoted
 from workbench.ui.widgets.gauges import kl_step
-from workbench.ui.widgets.lines import Lines, Row, grid, thousands
+from workbench.ui.widgets.lines import Lines, Row, fill, grid, thousands
 
 HEIGHT, COMPACT_HEIGHT = 6, 3
 RANKS = 4
 TEXT_COLUMN, BAR = 5, 8
+WIDEST = 48  # probabilities stay near their tokens where a pane is wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Inspector(Lines):
                 segments.append(Segment("│", ink.rule))
             row = Row(cells, ink.text)
             segments += (self._rank(board, view, y, row) if y <= RANKS else self._verdict(board, view, row)).segments()
-        return segments
+        return fill(segments, width, len(views), ink.text)
 
     def _title(self, board: Board, width: int) -> list[Segment]:
         ink, position = self.desk.ink, board.transport.cursor
@@ -109,9 +110,10 @@ class Inspector(Lines):
         probability = math.exp(min(0.0, guess.logprob))
         row.add(" ", ink.text).add(mark, style).add(f" {rank} ", ink.muted)
         text = quoted(board.state.token_bytes(guess.token), guess.token)
-        room = max(4, row.width - TEXT_COLUMN - 8 - BAR - 1)
+        end = min(row.width, WIDEST)
+        room = max(4, end - TEXT_COLUMN - 8 - BAR - 1)
         row.add(text, style if mark != " " else ink.text, limit=room)
-        row.to(row.width - BAR - 8).add(f"{probability:.3f}", ink.text).add(" ", ink.text)
+        row.to(end - BAR - 8).add(f"{probability:.3f}", ink.text).add(" ", ink.text)
         return row.add(_bar(probability, BAR), ink.accent if rank == 1 else ink.muted)
 
     def _mark(self, board: Board, view: LaneView, guess: Guess, rank: int) -> tuple[str, Style]:

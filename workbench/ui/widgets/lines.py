@@ -8,7 +8,7 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from workbench.session.text import harmless
+from workbench.session.text import one_line
 from workbench.ui.board import Desk
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -32,7 +32,7 @@ class Row:
         room = self.left if limit is None else min(self.left, limit)
         if not text or room <= 0:
             return self
-        safe = harmless(text).replace("\n", " ").replace("\t", " ")
+        safe = one_line(text)
         if cell_len(safe) > room:
             safe = set_cell_size(safe, room - 1) + "…"
         self._segments.append(Segment(safe, style))
@@ -81,13 +81,16 @@ class Lines(Widget, can_focus=False):
 
 
 def grid(width: int, count: int) -> list[tuple[int, int]]:
-    """Start and width of `count` panes with one rule between them; the last also takes what is left over."""
-    if not count:
-        return []
-    each = (width - (count - 1)) // count
-    panes = [(index * (each + 1), each) for index in range(count)]
-    panes[-1] = (panes[-1][0], width - panes[-1][0])
-    return panes
+    """Start and width of `count` equal panes with one rule between them; what is left over stays blank at the right."""
+    each = (width - (count - 1)) // max(1, count)
+    return [(index * (each + 1), each) for index in range(count)]
+
+
+def fill(segments: list[Segment], width: int, count: int, ground: Style) -> list[Segment]:
+    """Panes of a `grid` side by side, and the blank that is left over."""
+    each = (width - (count - 1)) // max(1, count)
+    left = width - count * each - max(0, count - 1)
+    return [*segments, Segment(" " * left, ground)] if left else segments
 
 
 def thousands(value: float) -> str:

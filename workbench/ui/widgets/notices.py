@@ -7,7 +7,7 @@ from typing import Any, cast
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from workbench.session.text import harmless
+from workbench.session.text import one_line
 from workbench.store.state import LaneRecord
 from workbench.ui.board import Desk, LaneView
 from workbench.ui.styles import Ink
@@ -44,7 +44,7 @@ def reason_and_log(record: LaneRecord) -> tuple[str, list[str]]:
 def wrapped(text: str, width: int) -> list[str]:
     """Words of a text in lines of at most `width` cells; longer words are cut into pieces."""
     lines, line = [], ""
-    for word in harmless(text).split():
+    for word in one_line(text).split():
         while cell_len(word) > width > 0:
             head = word[: max(1, width - (cell_len(line) + 1 if line else 0))] if not line else ""
             if line:
@@ -76,5 +76,5 @@ def waiting(desk: Desk, y: int, width: int, height: int) -> list[Segment]:
     row = Row(width, ink.text)
     if y in texts:
         text, style = texts[y]
-        row.to(max(1, (width - cell_len(harmless(text))) // 2)).add(text, style)
+        row.to(max(1, (width - cell_len(one_line(text))) // 2)).add(text, style)
     return row.segments()

@@ -15,7 +15,7 @@ from workbench.ui.widgets.gauges import kl_block, kl_step
 from workbench.ui.widgets.lines import Lines, Row, thousands
 
 HEIGHT, COMPACT_HEIGHT = 2, 1
-LEFT, RIGHT = 16, 40
+LEFT, RIGHT = 18, 40
 COMPACT_LEFT, COMPACT_RIGHT = 12, 22
 
 

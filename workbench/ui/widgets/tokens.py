@@ -20,9 +20,9 @@ from textual.message import Message
 
 from workbench.ui.board import MARGIN, Board, Desk, LaneView
 from workbench.ui.layout import Layout
-from workbench.ui.measures import FLIP, KIND_SHIFT
+from workbench.ui.measures import FLIP, KIND_SHIFT, UNMEASURED
 from workbench.ui.pieces import ASSISTANT
-from workbench.ui.widgets.lines import Lines, Row, grid
+from workbench.ui.widgets.lines import Lines, Row, fill, grid
 from workbench.ui.widgets.notices import failure, waiting
 
 GLYPHS = ("▸", "»", "◂", "§")  # by kind: assistant, user, tool result, system
@@ -50,7 +50,7 @@ class Run(NamedTuple):
     token: int
     text: str
     style: Style
-    spaced: bool  # the token begins with a space and a word
+    bare: bool  # a space that begins it stays without its mark
 
 
 class TokenPanes(Lines):
@@ -77,6 +77,7 @@ class TokenPanes(Lines):
         self._drawn: list[Drawn] = []
         self._rows: dict[int, LRUCache[int, list[Segment]]] = {}
         self._views: list[LaneView] = []
+        self._tops: dict[int, int] = {}
 
     # ---- geometry
 
@@ -189,7 +190,7 @@ class TokenPanes(Lines):
         active = board.active
         cursor = board.transport.cursor
         if active is not None:
-            self._scroll(self.row_at(active, cursor), height)
+            self._scroll(self.row_at(active, cursor), height, self.rows_of(active, board.shown_of(active)))
         drawn = [self._draw(view, cursor, height) for view in views]
         before, self._drawn = self._drawn, drawn
         panes = grid(self.size.width, len(views))
@@ -207,28 +208,31 @@ class TokenPanes(Lines):
             if spans:
                 self.refresh(Region(x, min(spans), width, max(spans) - min(spans) + 1))
 
-    def _scroll(self, row: int, height: int) -> None:
+    def _scroll(self, row: int, height: int, rows: int) -> None:
+        """Bring a row into view: by as little as possible, and while text grows by a quarter page, so that it can be read."""
+        transport = self._board.transport
+        if transport.follow or transport.playing:
+            self.top = _jump(self.top, row, height)
+            return
         keep = min(KEEP, (height - 1) // 2)
-        if self._board.transport.follow or self._board.transport.playing:
-            # The newest row stays at the bottom: nothing below it is known yet.
-            self.top = max(0, row - height + 1)
-        elif row < self.top + keep:
+        if row < self.top + keep:
             self.top = max(0, row - keep)
         elif row > self.top + height - 1 - keep:
-            self.top = row - height + 1 + keep
+            self.top = min(row - height + 1 + keep, max(0, rows - height))
 
     def _draw(self, view: LaneView, cursor: int, height: int) -> Drawn:
-        board = self._board
+        board, record = self._board, view.lane.record
         shown = board.shown_of(view)
-        total = self.rows_of(view, shown)
-        room = height - len(self._notice(view, self._width_of(view)))
-        top = min(self.top, max(0, total - max(1, room)))
-        cursor_row = self.row_at(view, cursor) if cursor < shown else -1
-        if cursor_row >= 0 and not top <= cursor_row < top + height:
-            top = max(0, cursor_row - height + 1)
-        record = view.lane.record
+        last = max(0, self.rows_of(view, shown) - 1)
+        room = max(1, height - len(self._notice(view, self._width_of(view))))
+        here = cursor < shown
+        cursor_row = self.row_at(view, cursor) if here else -1
+        top = self.top
+        if not here or not top <= cursor_row < top + room:
+            # A lane that is not there yet keeps to its own newest row.
+            top = self._tops[record.id] = _jump(self._tops.get(record.id, top), cursor_row if here else last, room)
         return Drawn(
-            record.id, top, shown, max(0, total - 1), cursor_row, cursor if cursor < shown else -1,
+            record.id, top, shown, last, cursor_row, cursor if here else -1,
             f"{record.status}{record.reason}{view.lane.phase if not shown else ''}", view is board.active,
         )  # fmt: skip
 
@@ -253,7 +257,7 @@ class TokenPanes(Lines):
             if index:
                 segments.append(rule)
             segments += self._pane_line(view, drawn, y, cells)
-        return segments
+        return fill(segments, width, len(self._views), ink.text)
 
     def _pane_line(self, view: LaneView, drawn: Drawn, y: int, width: int) -> list[Segment]:
         notice = self._notice(view, width)
@@ -283,13 +287,12 @@ class TokenPanes(Lines):
         if row < len(layout):
             return self._paint_stream(view, layout, row, width, drawn, cursor)
         if row == len(layout):
-            text = f" … {view.lane.record.name} continues freely "
+            text = " … continues freely "
             line = Row(width, ink.rule).add("──", ink.rule).add(text, ink.muted, limit=width - 3)
             return line.add("─" * line.left, ink.rule).segments()
         tail = view.tail.layout
-        spaced, indices = board.pieces.spaced, view.tail.text.indices
         runs = [
-            Run(token + board.count, text, ink.text, spaced[indices[token]])
+            Run(token + board.count, text, ink.text, False)
             for token, text in tail.parts(row - len(layout) - 1)
             if token + board.count < drawn.shown
         ]
@@ -310,7 +313,12 @@ class TokenPanes(Lines):
             # A line break is invisible; where it diverged it gets a mark, in the column that wrapping leaves free.
             if not text and (code & FLIP or (code >> KIND_SHIFT == 0 and 2 <= code & 7 <= 4)) and texts[indices[token]][:1] == "\n":
                 text = "↵"
-            runs.append(Run(token, text, tokens[code], spaced[indices[token]]))
+            style, bare = tokens[code], spaced[indices[token]] and ink.marked[code]
+            if ink.marked[code] and text.isspace() and not code & FLIP:
+                # An underlined blank reads as an underscore: written ones become dots, in context they stay blank.
+                style = tokens[code & ~7 | UNMEASURED] if code >> KIND_SHIFT else ink.dots[code & 7]
+                text = text if code >> KIND_SHIFT else "·" * len(text)
+            runs.append(Run(token, text, style, bare))
         first = layout.first_token(row)
         kind = int(board.shared.kinds[min(first, board.count - 1)])
         begins = bool(board.shared.breaks[min(first, board.count - 1)]) and layout.begins(row)
@@ -343,12 +351,12 @@ class TokenPanes(Lines):
     def _spans(self, runs: list[Run], cursor: int, ground: Style, at_cursor: Style) -> Iterator[tuple[str, Style]]:
         """Texts and styles of a row. The space that begins a word carries no mark, so that marked words stand apart."""
         row = self.desk.ink.row
-        for token, text, style, spaced in runs:
+        for token, text, style, bare in runs:
             if token == cursor:
-                text, style = text or "↵", at_cursor
+                text, style, bare = text or "↵", at_cursor, len(text) > 1
             elif cursor >= 0 and not style.reverse:
                 style = style + row
-            if spaced and text[0:1] == " " and (style.reverse or style.underline or token == cursor):
+            if bare and text[0:1] == " ":
                 yield " ", ground
                 text = text[1:]
             if text:
@@ -387,13 +395,18 @@ class TokenPanes(Lines):
         self.post_message(self.Wheel(-3))
 
 
+def _jump(top: int, row: int, height: int) -> int:
+    """The top row that shows `row`: unchanged where it is in view, else with a quarter page free below."""
+    return top if top <= row < top + height else max(0, row - height + 1 + height // 4)
+
+
 def waiting_lane(desk: Desk, view: LaneView, y: int, width: int) -> list[Segment]:
     """A pane with nothing measured yet says what it waits for, calmly, at the top."""
     record, ink = view.lane.record, desk.ink
     words = {
-        "queued": "queued: runs when the lanes before it are done",
+        "queued": "queued behind the other lanes",
         "running": view.lane.phase or "loading",
-        "cancelled": "stopped before anything was measured",
+        "cancelled": "stopped, nothing measured",
     }
     row = Row(width, ink.text)
     if y == 1:

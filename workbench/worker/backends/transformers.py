@@ -28,7 +28,7 @@ from workbench.worker.devices import choose_device, cpu_features, devices
 from workbench.worker.forcing import Scoring, check_request
 from workbench.worker.loaded import Loaded
 from workbench.worker.loading import ATTENTION, DTYPES, load, read_config, vocabulary_size
-from workbench.worker.memory import PeakMemory, is_out_of_memory, return_freed
+from workbench.worker.memory import PeakMemory, first_line, is_out_of_memory, return_freed
 from workbench.worker.quant.kvcache import DEFAULT_GROUP, make_cache
 
 ENGINE = ENGINES["transformers"]
@@ -56,7 +56,7 @@ def _computing(method: Callable[..., Answer]) -> Callable[..., Answer]:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            text = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+            text = first_line(error)
         # Raised outside the handler: the first error's traceback holds the tensors that filled the memory.
         raise OutOfMemory(f"out of memory: {text}")
 
