@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--model", default="", help="a safetensors folder; the embedded model by default")
     parser.add_argument("--text", default="", help="a text file or a session's JSON; the shipped sessions by default")
     parser.add_argument("--quick", action="store_true", help="2,048 positions instead of 6,144")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     folder = Path(chosen.model) if chosen.model else find_model(EMBEDDED_MODEL, convert).folder

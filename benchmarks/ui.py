@@ -1,4 +1,4 @@
-"""The interface's cost at 4 lanes × 100,000 tokens: first frame, idle, following, seeking, memory. `--quick` is shorter.
+"""The interface's cost at 4 lanes × 100,000 tokens: first frame, idle, following, seeking, memory; `--quick`: less.
 
 Everything runs in a child on a real pseudo-terminal of 160×45; this process reads what it writes and its CPU time from
 /proc. Exits 1 where a bar of the design notes (section 8) is missed.
@@ -7,6 +7,7 @@ Everything runs in a child on a real pseudo-terminal of 160×45; this process re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -42,28 +43,32 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         prepare(data)
-        first: list[tuple[float, float]] = [Terminal("idle", data).first_frame() for _ in range(3 if options.quick else 7)]
+        first: list[tuple[float, float]] = [
+            Terminal("idle", data).first_frame() for _ in range(3 if options.quick else 7)
+        ]
         idle = Terminal("idle", data).measure(seconds)
         follow = Terminal("follow", data).measure(seconds)
         seek = Terminal("seek", data).seeks(data)
-    # On a machine that is busy with other work, waiting for a core says nothing about the interface: its CPU time is judged.
+    # On a machine busy with other work, waiting for a core says nothing about the interface: its CPU time is judged.
     busy = os.getloadavg()[0] > (os.cpu_count() or 1)
     judged = 1 if busy else 0
     frame = statistics.median(values[judged] for values in first)
     worst = max(values[judged] for values in seek)
+    memory = f"{idle.lane_megabytes:.1f} MB (process {idle.megabytes:.0f} MB)"
     rows = [
         ("first frame, fresh process", f"{both(first, statistics.median, 's', 2)}", frame < 0.7, "< 0.7 s"),
-        ("idle", f"{100 * idle.cpu:.1f} % of a core, {idle.kilobytes:.1f} kB/s", idle.cpu < 0.005, "0 %"),
-        (f"{LANES} lanes followed at {RATE} tok/s each", f"{100 * follow.cpu:.1f} % of a core, {follow.kilobytes:.0f} kB/s", follow.cpu < 0.3, "< 30 %"),
+        ("idle", f"{idle}", idle.cpu < 0.005, "0 %"),
+        (f"{LANES} lanes followed at {RATE} tok/s each", f"{follow}", follow.cpu < 0.3, "< 30 %"),
         (f"seek anywhere, median of {len(seek)}", both(seek, statistics.median, "ms", 1), True, ""),
         ("  the worst", both(seek, max, "ms", 1), worst < 50, "< 50 ms"),
-        ("memory a lane", f"{idle.lane_megabytes:.1f} MB (process {idle.megabytes:.0f} MB)", idle.lane_megabytes < 10, "< 10 MB"),
+        ("memory a lane", memory, idle.lane_megabytes < 10, "< 10 MB"),
     ]  # fmt: skip
     import textual
 
     print(
         f"{LANES} lanes × {TOKENS:,} tokens, {COLUMNS}×{LINES} pty; {platform.processor() or platform.machine()}, "
-        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}{', judged by CPU time' if busy else ''}; Python {platform.python_version()}, Textual {textual.__version__}"
+        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}{', judged by CPU time' if busy else ''}; "
+        f"Python {platform.python_version()}, Textual {textual.__version__}"
     )
     for name, value, good, bar in rows:
         print(f"  {name:<40} {value:<44} {'ok  ' if good else 'MISS'} {bar}")
@@ -85,6 +90,9 @@ class Measured:
         self.kilobytes = kilobytes
         self.megabytes = megabytes
         self.lane_megabytes = lane_megabytes
+
+    def __str__(self) -> str:
+        return f"{100 * self.cpu:.1f} % of a core, {self.kilobytes:.0f} kB/s"
 
 
 class Terminal:
@@ -145,17 +153,15 @@ class Terminal:
         return Measured(cpu, kilobytes, megabytes, lane_bytes() / 1e6)
 
     def seeks(self, data: Path) -> list[tuple[float, float]]:
-        """Milliseconds, and CPU milliseconds, of each seek: from the key's action to the frame handed to the terminal."""
+        """Milliseconds, and CPU milliseconds, of each seek: from the action to the frame handed to the terminal."""
         out = data / "seeks.json"
         self.drain(60, b"seeks done")
         self.stop()
         return json.loads(out.read_text())
 
     def stop(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         os.waitpid(self.pid, 0)
         os.close(self.fd)
 
@@ -176,7 +182,8 @@ def prepare(data: Path) -> None:
 
     module = states()
     state = module.make_state(count=TOKENS)
-    highest = max(int(ids.max()) for ids in (state.stream["ids"], *(lane.continuation.column("ids") for lane in state.lanes)))
+    columns = [state.stream["ids"], *(lane.continuation.column("ids") for lane in state.lanes)]
+    highest = max(int(ids.max()) for ids in columns)
     words = [state.token_bytes(token) for token in range(highest + 1)]
     lanes = [(lane.record, lane.rows, lane.continuation, lane.entropy) for lane in state.lanes]
     (data / "state.pickle").write_bytes(pickle.dumps((state.session, state.stream, lanes, words)))

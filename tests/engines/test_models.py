@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import struct
@@ -251,6 +252,10 @@ def test_adding_verifying_and_removing_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is a model 'mine' already"):
         add_model(str(folder), "mine")
     assert verify_model("mine") == []
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert [row.status for row in list_models() if row.name == "mine"] == ["changed"]
+    assert verify_model("mine") == []
+    assert [row.status for row in list_models() if row.name == "mine"] == ["ok"]
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)

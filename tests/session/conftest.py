@@ -13,7 +13,8 @@ from workbench.session.template import Renderer
 SPECIAL = (
     "<|end|>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]", "<start_of_turn>", "<end_of_turn>",
+    "[/AVAILABLE_TOOLS]", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>",
+    "<|calls|>", "<|/calls|>", "<|call|>", "<|/call|>", "<|sep|>", "<|output|>", "<|/output|>", "<|eos|>",
 )  # fmt: skip
 ORDINARY = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
@@ -170,7 +171,36 @@ TAGGED = """
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
 
+DEEPSEEK = """
+{{- bos_token -}}
+{%- set ns = namespace(after_user=false, system='') -%}
+{%- for m in messages if m.role == 'system' -%}{%- set ns.system = ns.system + m.content -%}{%- endfor -%}
+{{- ns.system -}}
+{%- for t in tools or [] -%}{{- '\\n' + t.function | tojson -}}{%- endfor -%}
+{%- for m in messages -%}
+  {%- if m.role == 'user' -%}
+    {%- set ns.after_user = true -%}{{- '<|user|>' + m.content -}}
+  {%- elif m.role == 'tool' -%}
+    {{- '<|output|>' + m.content + '<|/output|>' -}}
+  {%- elif m.role == 'assistant' -%}
+    {%- if ns.after_user -%}{{- '<|assistant|></think>' -}}{%- endif -%}
+    {%- set ns.after_user = false -%}
+    {{- m.content -}}
+    {%- if m.tool_calls is defined -%}
+      {{- '<|calls|>' -}}
+      {%- for c in m.tool_calls -%}
+        {{- '<|call|>' + c.function.name + '<|sep|>' + c.function.arguments + '<|/call|>' -}}
+      {%- endfor -%}
+      {{- '<|/calls|>' -}}
+    {%- endif -%}
+    {{- '<|eos|>' -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and ns.after_user -%}{{- '<|assistant|></think>' -}}{%- endif -%}
+"""
+
 STYLES = {
+    "deepseek": (DEEPSEEK, "<|eos|>"),
     "chatml": (CHATML, "<|im_end|>"),
     "llama3": (LLAMA3, "<|eot_id|>"),
     "qwen3": (QWEN3, "<|im_end|>"),

@@ -13,7 +13,7 @@ from workbench.session.regions import Role
 from workbench.session.script import Session, from_json, load_session
 from workbench.session.template import Rendered, Renderer, check_length, fit, render
 
-STYLES = ["chatml", "llama3", "qwen3", "mistral", "gemma", "tagged"]
+STYLES = ["chatml", "llama3", "qwen3", "mistral", "gemma", "tagged", "deepseek"]
 WEATHER = {
     "type": "function",
     "function": {
@@ -86,6 +86,8 @@ def test_every_style_knows_the_role_of_each_token(style: str, make_renderer: Any
                      '"id": "call00001"}]</s>', " It is sunny.</s>", " Gladly.</s>")),
         ("gemma", ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par\\"is\\n", "days": 3}}\n'
                    "</tool_call><end_of_turn>", "It is sunny.<end_of_turn>", "Gladly.<end_of_turn>")),
+        ("deepseek", ('<|calls|><|call|>get_weather<|sep|>{"city": "Par\\"is\\n", "days": 3}<|/call|><|/calls|><|eos|>',
+                      "It is sunny.<|eos|>", "Gladly.<|eos|>")),
     ],
 )  # fmt: skip
 def test_generated_tokens_are_what_the_assistant_writes_and_its_end_token(
@@ -104,7 +106,7 @@ def test_tool_form_says_how_tools_were_shown_and_which_rewrites_were_needed(make
     forms = {style: said["tool_form"] for style, said in facts.items()}
     assert forms == {
         "chatml": "hermes", "llama3": "template", "qwen3": "template", "mistral": "template", "gemma": "hermes",
-        "tagged": "template",
+        "tagged": "template", "deepseek": "template",
     }  # fmt: skip
     assert facts["chatml"]["notes"] == []
     assert "the system text stands at the start of the first user message" in facts["gemma"]["notes"]
@@ -117,6 +119,34 @@ def test_ids_that_a_template_refuses_are_shortened_and_said(make_renderer: Any) 
     facts = render(from_json(session), make_renderer("mistral")).facts
     assert facts["tool_form"] == "template"
     assert "tool-call ids were shortened to nine letters" in facts["notes"]
+
+
+def test_a_template_that_wants_arguments_as_text_gets_them_and_the_facts_say_so(make_renderer: Any) -> None:
+    source = """
+{%- for t in tools -%}{{- t | tojson + '\\n' -}}{%- endfor -%}
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content -}}
+{%- for c in m.tool_calls or [] -%}{{- c.function.name + '(' + c.function.arguments + ')' -}}{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+"""
+    renderer = make_renderer(template=source)
+    rendered = render(weather_session(), renderer)
+    assert rendered.facts["tool_form"] == "template"
+    assert "arguments of calls were passed as JSON text" in rendered.facts["notes"]
+    assert text_of(rendered, renderer, Role.ARGUMENT_KEY) == "citydays"
+
+
+def test_a_template_without_control_tokens_still_tells_who_wrote_what(make_renderer: Any) -> None:
+    source = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    renderer = make_renderer(template=source)
+    rendered = render(from_json(messages), renderer)
+    assert text_of(rendered, renderer, Role.USER) == "aa" or text_of(rendered, renderer, Role.USER) == " a a"
+    assert [generated(rendered, renderer, turn).strip() for turn in range(2)] == ["b", "b"]
 
 
 def test_neighbouring_user_turns_are_joined_where_roles_must_alternate(make_renderer: Any) -> None:
@@ -356,3 +386,27 @@ def test_ids_equal_those_of_transformers_on_all_shared_sessions(name: str, share
             prompt.messages, add_generation_prompt=rendered.facts["generation_prompt"], return_dict=False
         )
         assert rendered.stream["ids"].tolist() == expected, session.id
+
+
+def test_calls_that_a_template_refuses_are_shown_in_the_hermes_form_and_that_is_said(make_renderer: Any) -> None:
+    session = weather_session().to_json()
+    session["messages"][2]["tool_calls"].append(call("call_0002", city="Rome"))
+    session["messages"].insert(4, {"role": "tool", "tool_call_id": "call_0002", "content": "rain"})
+    renderer = make_renderer("llama3")  # one call at a time
+    rendered = render(from_json(session), renderer)
+    assert rendered.facts["tool_form"] == "hermes"
+    assert (
+        "the template cannot show these calls in its own form, so the Hermes form was used" in rendered.facts["notes"]
+    )
+    assert text_of(rendered, renderer, Role.CALL_NAME) == "get_weatherget_weather"
+
+
+def test_a_template_that_prints_no_calls_gets_the_hermes_form(make_renderer: Any) -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{% if m.tool_calls %}{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    )
+    renderer = make_renderer(template=source)
+    rendered = render(weather_session(), renderer)
+    assert rendered.facts["tool_form"] == "hermes"
+    assert text_of(rendered, renderer, Role.CALL_NAME) == "get_weather"

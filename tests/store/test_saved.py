@@ -208,6 +208,14 @@ def test_what_is_there_is_not_created_again(path: Path) -> None:
         assert saved.facts
 
 
+def test_a_file_that_nothing_was_written_to_keeps_every_byte(path: Path) -> None:
+    write_session(path)
+    before = path.read_bytes()
+    with SavedSession.open(path, write=True) as saved:
+        assert saved.verify() == []
+    assert path.read_bytes() == before
+
+
 def test_a_second_writer_is_refused_by_name_and_readers_are_not(path: Path) -> None:
     with SavedSession.create(path, {}) as saved:
         lane = saved.add_lane(record())

@@ -23,17 +23,22 @@ SYSTEM = (
 )
 ASK = "The cache releases a block twice when a sequence is preempted. Find out why and fix it, with a test."
 THOUGHTS = (
-    "I will look at where blocks are released. The preempt path and the finish path both seem to call free, so the reference "
+    "I will look at where blocks are released. The preempt path and the finish path both seem to call "
+    "free, so the reference "
     "count may fall below zero when both happen in one step.",
-    "The block is released twice: once when the sequence finishes and again in the preempt path. I will guard the second "
+    "The block is released twice: once when the sequence finishes and again in the preempt path. I will "
+    "guard the second "
     "release and add a test that preempts a finished sequence.",
-    "The patch applied. Now the test: it builds a pool with two blocks, finishes a sequence, preempts it, and expects the free "
+    "The patch applied. Now the test: it builds a pool with two blocks, finishes a sequence, preempts "
+    "it, and expects the free "
     "list to hold each block once.",
-    "All tests pass. The release is now idempotent, and the new test fails without the guard — I checked by reverting it.",
+    "All tests pass. The release is now idempotent, and the new test fails without the guard — I checked "
+    "by reverting it.",
 )
 CALLS = (
     '{"name": "read_file", "arguments": {"path": "src/cache/block.py", "start": 120, "end": 184}}',
-    '{"name": "apply_patch", "arguments": {"path": "src/cache/block.py", "patch": "@@ -131,6 +131,8 @@\\n  if block.ref_count == 0:\\n+     return"}}',
+    '{"name": "apply_patch", "arguments": {"path": "src/cache/block.py", "patch": "@@ -131,6 +131,8 '
+    '@@\\n  if block.ref_count == 0:\\n+     return"}}',
     '{"name": "run_tests", "arguments": {"path": "tests/cache/test_block.py", "verbose": true}}',
 )
 CODE = """\
@@ -57,11 +62,16 @@ CODE = """\
 137          if block.ref_count == 0:
 138              self._deallocate_block(block_id)
 """
-RESULTS = (CODE, "patched 1 file: src/cache/block.py (+2 −0)\n", "..............................\n30 passed in 1.84s 🎉\n")
+RESULTS = (
+    CODE,
+    "patched 1 file: src/cache/block.py (+2 −0)\n",
+    "..............................\n30 passed in 1.84s 🎉\n",
+)
 
 
 class Words:
-    """A toy tokenizer: words with their leading space, runs of blanks, single symbols; wide characters in byte halves."""
+    """A toy tokenizer: words with their leading space, runs of blanks, single symbols; wide characters "
+    "in byte halves."""
 
     def __init__(self) -> None:
         self.table: list[bytes] = []
@@ -98,7 +108,12 @@ class Script:
     def say(self, text: str, role: Role, turn: int, *, generated: bool = False) -> None:
         ids = self.words.encode(text)
         self.columns["ids"] += ids
-        for name, value in (("role", int(role)), ("generated", int(generated)), ("turn", turn), ("message", len(self.messages) - 1)):
+        for name, value in (
+            ("role", int(role)),
+            ("generated", int(generated)),
+            ("turn", turn),
+            ("message", len(self.messages) - 1),
+        ):
             self.columns[name] += [value] * len(ids)
 
     def message(self, role: str, parts: list[tuple[str, Role]], turn: int) -> None:
@@ -121,7 +136,11 @@ def script(words: Words, turns: int) -> Script:
         parts = [(THOUGHTS[turn % 4] + "\n", Role.CONTENT)]
         last = turn == turns - 1
         if not last:
-            parts += [("<tool_call>\n", Role.STRUCTURE), (call, Role.ARGUMENT_VALUE), ("\n</tool_call>", Role.STRUCTURE)]
+            parts += [
+                ("<tool_call>\n", Role.STRUCTURE),
+                (call, Role.ARGUMENT_VALUE),
+                ("\n</tool_call>", Role.STRUCTURE),
+            ]
         out.message("assistant", parts, turn)
         if not last:
             out.message("tool", [(f"<tool_response>\n{result}</tool_response>", Role.TOOL_RESULT)], turn + 1)
@@ -134,7 +153,9 @@ def stream_of(out: Script, count: int | None = None) -> dict[str, np.ndarray]:
     return {name: np.array(values[:count], dtypes[name]) for name, values in out.columns.items()}
 
 
-def lane_rows(stream: dict[str, np.ndarray], vocabulary: int, mean: float, seed: int, tps: float = 640.0) -> dict[str, np.ndarray]:
+def lane_rows(
+    stream: dict[str, np.ndarray], vocabulary: int, mean: float, seed: int, tps: float = 640.0
+) -> dict[str, np.ndarray]:
     """Columns of ROWS for the whole stream, from position 1 on: KL that grows with depth, flips where it is large."""
     n = len(stream["ids"]) - 1
     rng = np.random.default_rng(seed)
@@ -163,7 +184,8 @@ def lane_rows(stream: dict[str, np.ndarray], vocabulary: int, mean: float, seed:
 
 def continuation(words: Words, count: int, seed: int, tps: float) -> Columns:
     """A free continuation of some greedy tokens."""
-    text = " The change is small and covered by a test. I would also watch the pool's size under load, since a leak would show there first.\n"
+    text = " The change is small and covered by a test. I would also watch the pool's size under load, since a leak "
+    text += "would show there first.\n"
     ids = (words.encode(text) * (count // 10 + 1))[:count]
     rng = np.random.default_rng(seed)
     out = Columns("continuation", 0)
@@ -193,7 +215,12 @@ def trace_reader(stream: dict[str, np.ndarray], vocabulary: int):
 
 
 def make_state(
-    turns: int = 14, specs: tuple[str, ...] = SPECS, *, count: int | None = None, tail: int = 128, floor: float | None = 0.0021
+    turns: int = 14,
+    specs: tuple[str, ...] = SPECS,
+    *,
+    count: int | None = None,
+    tail: int = 128,
+    floor: float | None = 0.0021,
 ) -> SessionState:
     """A finished session: a reference and one lane for each SPEC, all measured to the end."""
     words = Words()
@@ -210,8 +237,9 @@ def make_state(
     vocabulary, n = len(words.table), len(stream["ids"])
     rows = Columns("rows", 1, REFERENCE_COLUMNS)
     rows.append(1, lane_rows(stream, vocabulary, 0.0, 0))
+    measured = {"decode_tps": 63.4, "prefill_tps": 702.0}
     reference = LaneState(
-        LaneRecord(1, "reference", "reference", Configuration().to_json(), status="done", stats={"decode_tps": 63.4, "prefill_tps": 702.0}),
+        LaneRecord(1, "reference", "reference", Configuration().to_json(), status="done", stats=measured),
         rows,
         tails[0],
         entropy=np.random.default_rng(5).gamma(0.6, 0.7, n - 1).astype(np.float32),
@@ -263,7 +291,9 @@ def grow(lane: LaneState, everything: dict[str, np.ndarray], rows: int) -> None:
 class FakeRunner:
     """A runner that holds a state and notes what it is asked for."""
 
-    def __init__(self, state: SessionState | None = None, *, busy: bool = False, message: str = "", missing: str = "") -> None:
+    def __init__(
+        self, state: SessionState | None = None, *, busy: bool = False, message: str = "", missing: str = ""
+    ) -> None:
         self.state = state
         self.busy = busy
         self.message = message

@@ -35,9 +35,7 @@ def _save(folder: Path, kind: str) -> Path:
         "max_position_embeddings": 256,
         "tie_word_embeddings": kind == "llama",
     }
-    model = (
-        LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen3ForCausalLM(Qwen3Config(**sizes))
-    )
+    model = LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen3ForCausalLM(Qwen3Config(**sizes))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +175,16 @@ def test_a_running_generation_can_be_cancelled(child, tiny_llama):
     assert child.until(events.Failed, events.Generated, job=51).kind == "cancelled"
 
 
+def test_memory_that_cannot_be_had_is_said_so_and_the_process_goes_on(child, tiny_llama, tmp_path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**13}))
+    failed = child.start(folder, job=55, context=10**12)
+    assert (failed.kind, failed.what.startswith("out of memory: ")) == ("failed", True)
+    assert "KV cache" in failed.next
+    assert isinstance(child.start(tiny_llama, job=56), events.Started)
+
+
 def test_a_damaged_gguf_is_named_over_frames(child, tmp_path):
     source = tmp_path / "cut.gguf"
     source.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 40)
@@ -193,6 +205,7 @@ def test_stop_ends_the_process_with_code_0(fresh):
     one = fresh()
     one.until(events.Ready)
     one.send(events.Stop())
+    one.process.stdin.close()
     assert one.process.wait(10) == 0
 
 

@@ -45,7 +45,9 @@ def test_a_row_is_about_the_distribution_that_predicts_its_token(tiny, loaded, s
 
 
 @pytest.mark.parametrize("first", [2, 32, 33, 34, 70, 99])
-def test_scoring_again_from_the_middle_sends_only_what_is_missing_and_the_same(tiny_llama, loaded, stream, recorder, first):
+def test_scoring_again_from_the_middle_sends_only_what_is_missing_bit_for_bit(
+    tiny_llama, loaded, stream, recorder, first
+):
     whole, rest = recorder(), recorder()
     score(loaded(tiny_llama), whole, stream)
     score(loaded(tiny_llama), rest, stream, first=first)

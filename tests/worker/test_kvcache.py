@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -15,7 +17,7 @@ SCHEMES = ["bf16", "fp32", "int8", "int4"]
 def run(model, ids, borders):
     parts = []
     with torch.inference_mode():
-        for start, stop in zip(borders, borders[1:], strict=False):
+        for start, stop in pairwise(borders):
             parts.append(model.forward(ids[start:stop], stop - start))
     return torch.cat(parts)
 
@@ -94,7 +96,13 @@ def test_stored_codes_do_not_change_when_more_tokens_arrive(tiny_llama, loaded, 
 
 @pytest.mark.parametrize(
     ("kv", "group", "bytes_a_value"),
-    [("bf16", 32, 2), ("fp32", 32, 4), ("int8", 32, 1 + 4 / 32), ("int4", 32, 0.5 + 4 / 32), ("int4", 16, 0.5 + 4 / 16)],
+    [
+        ("bf16", 32, 2),
+        ("fp32", 32, 4),
+        ("int8", 32, 1 + 4 / 32),
+        ("int4", 32, 0.5 + 4 / 32),
+        ("int4", 16, 0.5 + 4 / 16),
+    ],
 )
 def test_the_cache_takes_the_bytes_its_scheme_says(tiny_llama, loaded, kv, group, bytes_a_value):
     model = loaded(tiny_llama, kv, group=group)

@@ -49,7 +49,9 @@ def test_a_flipped_bit_in_the_length_of_the_header_is_named(copy, bit):
         load(copy, read_config(copy), "bf16", "sdpa", CPU)
 
 
-@pytest.mark.parametrize(("old", "new"), [(b"embed_tokens", b"embed_tokenr"), (b'"F32"', b'"F3r"'), (b"[64,96]", b"[64,97]")])
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"embed_tokens", b"embed_tokenr"), (b'"F32"', b'"F3r"'), (b"[64,96]", b"[64,97]")]
+)
 def test_a_flipped_bit_in_a_name_dtype_or_shape_is_named(copy, old, new):
     path = copy / "model.safetensors"
     data = path.read_bytes()

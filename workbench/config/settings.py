@@ -1,9 +1,9 @@
 """The user's settings file: the theme, and keys by action id. What is wrong in it is reported, never fatal.
 
-    theme = "paper"
-    [keys]
-    zoom = "Z"
-    flip-next = "],n"
+theme = "paper"
+[keys]
+zoom = "Z"
+flip-next = "],n"
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user chose. `keys` maps an action's id to its keys, comma-separated; `problems` says what was ignored."""
+    """What the user chose. `keys` maps an action's id to its keys, by comma; `problems` says what was ignored."""
 
     theme: str = DEFAULT_THEME
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

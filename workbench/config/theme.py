@@ -1,9 +1,9 @@
 """Themes: one TOML file each, read into a frozen palette; a file that cannot be used is listed with its reason.
 
-    name = "harbour"
-    dark = true
-    divergence = ["#…", "#…", "#…", "#…", "#…"]      KL levels 0 to 4, luminance moving away from the background
-    [colours]                                        the names of `Palette`, each "#rrggbb"
+name = "harbour"
+dark = true
+divergence = ["#…", "#…", "#…", "#…", "#…"]      KL levels 0 to 4, luminance moving away from the background
+[colours]                                        the names of `Palette`, each "#rrggbb"
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ def contrast(first: str, second: str) -> float:
 
 def blend(colour: str, onto: str, amount: float) -> str:
     """`colour` laid over `onto` with opacity `amount` (0 to 1), as `#rrggbb`."""
-    mixed = (
-        round(int(colour[i : i + 2], 16) * amount + int(onto[i : i + 2], 16) * (1 - amount)) for i in (1, 3, 5)
-    )
+    mixed = (round(int(colour[i : i + 2], 16) * amount + int(onto[i : i + 2], 16) * (1 - amount)) for i in (1, 3, 5))
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 

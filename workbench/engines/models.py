@@ -194,6 +194,8 @@ def verify_model(name: str, progress: Progress | None = None) -> list[str]:
         model_facts(folder)
     except ModelError as error:
         faults.append(str(error))
+    if not faults and _changed(folder, entry):  # only its times: what was recorded still holds
+        _register(name, _entry(entry["kind"], entry["source"], folder, entry["facts"], progress or _silent))
     return faults
 
 

@@ -170,12 +170,12 @@ class Experiment:
 
     def _check_resumable(self, held: SavedSession) -> None:
         """Raise SavedSessionError where a file's trace is not the one that this run would record."""
+        keys = [lane.manifest.get("reference_key") for lane in held.lanes() if lane.kind == "reference"]
         what = ""
         if not np.array_equal(held.stream()["ids"], self.prepared.rendered.stream["ids"]):
             what = "this file holds another session or another rendering of it"
-        for lane in held.lanes():
-            if lane.kind == "reference" and lane.manifest.get("reference_key") != self.key:
-                what = "this file's reference has other weights, versions, numerics or another processor"
+        elif keys not in ([], [self.key]):
+            what = "this file's reference has other weights, versions, numerics or another processor"
         if what:
             raise SavedSessionError(what, where=str(held.path), next="Choose another -o FILE.")
 

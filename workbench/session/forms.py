@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal, cast
 
 from workbench.session.marks import Marks, marked_json
@@ -24,7 +25,7 @@ _CONTENT_ROLES = {"user": Role.USER, "tool": Role.TOOL_RESULT, "assistant": Role
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How messages are put to a template; the last three are rewrites for one that refuses the session as it is."""
+    """How messages are put to a template; the last four are rewrites for one that refuses the session as it is."""
 
     tools: ToolForm
     thinking_keys: tuple[str, ...] = ()  # those the template reads
@@ -32,6 +33,7 @@ class Form:
     short_ids: bool = False
     fold_system: bool = False
     merge: bool = False
+    text_arguments: bool = False
 
     def rewrites(self) -> list[str]:
         """A sentence for each rewrite in force."""
@@ -39,6 +41,7 @@ class Form:
             "tool-call ids were shortened to nine letters": self.short_ids,
             "the system text stands at the start of the first user message": self.fold_system,
             "neighbouring messages of one role were joined": self.merge,
+            "arguments of calls were passed as JSON text": self.text_arguments,
         }
         return [sentence for sentence, used in said.items() if used]
 
@@ -56,7 +59,7 @@ def compose(session: Session, form: Form, marks: Marks) -> Prompt:
     """The session in a form, its texts marked."""
     prompt = Prompt()
     if form.tools == "template" and session.tools:
-        schemas = [marks.value(tool, Role.SYSTEM, -1) for tool in session.tools]
+        schemas = [marks.tool(tool) for tool in session.tools]
         prompt.tools = cast(list[dict[str, Any]], marks.wrapped_list(schemas, Role.SYSTEM))
     for index, message in enumerate(session.messages):
         if form.tools == "hermes" and message["role"] == "tool" and _follows_result(session, index):
@@ -142,6 +145,8 @@ def _call(call: dict[str, Any], index: int, form: Form, marks: Marks) -> dict[st
         if values is None
         else marks.arguments(values, index)
     )
+    if form.text_arguments and values is not None:
+        arguments = marked_json(arguments)
     identity = _identity(call["id"], form, marks, index)
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -215,9 +220,9 @@ def attempts(form: Form, hermes_too: bool) -> Iterator[Form]:
     """The form as it is, then with ever more rewrites; at last the Hermes form, where that is another one."""
     tried = [form, *([replace(form, tools="hermes")] if hermes_too and form.tools == "template" else [])]
     for one in tried:
-        for short_ids in (False, True) if one.tools == "template" else (False,):
-            for fold_system, merge in ((False, False), (True, False), (False, True), (True, True)):
-                yield replace(one, short_ids=short_ids, fold_system=fold_system, merge=merge)
+        either = (False, True) if one.tools == "template" else (False,)
+        for text_arguments, short_ids, merge, fold_system in product(either, either, (False, True), (False, True)):
+            yield replace(one, text_arguments=text_arguments, short_ids=short_ids, merge=merge, fold_system=fold_system)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,14 +58,17 @@ def lay_out(
     for block in [*_blocks(pieces), _Block(-1, len(text), len(text))]:
         gap = text[last : block.start]
         closing = _closing(gap, end_pattern, first=last == 0 and message == -1)
-        if begin is not None:
-            layout.generated[begin : last + (closing or _open_end(gap, header))] = 1
         cut = last + (closing + _blanks(gap, closing) if closing else 0)
+        if begin is not None:
+            written = last + (closing or _open_end(gap, header))
+            layout.generated[begin:written] = 1
+            cut = max(cut, written)
         layout.message[last:cut] = message
         begin = None
         if block.message in assistants:
             begin = last + _header_end(gap, header, known, lambda m=block.message: prefix(m), text, last)
-            cut = cut if closing else min(begin, last + max(gap.rfind(header), 0)) if header else cut
+            if not closing and header and header in gap:
+                cut = max(cut, last + gap.rfind(header))
         layout.message[cut : block.stop] = block.message
         last, message = block.stop, block.message
     for place in pieces:
@@ -74,7 +77,7 @@ def lay_out(
 
 
 def tokens_of(layout: Layout, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Layout:
-    """What each token is: its first character's message, the role of most of its characters.
+    """What each token is: its last character's message, the role of most of its characters.
 
     A token counts as generated only where all of it is.
     """
@@ -126,8 +129,12 @@ def _blanks(gap: str, start: int) -> int:
 
 def _header_end(gap: str, header: str, known: dict[str, int], prefix: Callable[[], str], text: str, start: int) -> int:
     """Characters of a gap before the first one that the assistant writes."""
-    if header and (at := gap.rfind(header)) >= 0:
-        return at + len(header)
+    core = header.strip()
+    for form in (header, core):  # the one that ends a prompt may have other blanks at its edges
+        if form and (at := gap.rfind(form)) >= 0:
+            end = at + len(form)
+            lines = len(gap[end:]) - len(gap[end:].lstrip("\n"))  # a blank would be part of the first word's token
+            return end if form == header else end + lines
     if gap not in known:
         given = prefix()
         common = _common(given, text)

@@ -136,6 +136,10 @@ class Marks:
         marked.opening, marked.closing = self._pair(Piece(role, message, json.dumps(value)))
         return marked
 
+    def tool(self, tool: dict[str, Any]) -> Any:
+        """A tool's schema, marked as a whole and as its function, whichever the template prints."""
+        return self.value({**tool, "function": self.value(tool["function"], Role.SYSTEM, -1)}, Role.SYSTEM, -1)
+
     def wrapped_list(self, values: list[Any], role: Role) -> list[Any]:
         """A list of which the whole is marked when it is printed as JSON at once."""
         if self.placing == "none" or not self.calls:
@@ -172,6 +176,8 @@ class Marks:
         return "".join(parts), sorted(found, key=lambda place: (place.start, -place.stop))
 
     def _guarded(self, value: Any, message: int) -> Any:
+        if isinstance(value, Marked):
+            return value
         if isinstance(value, str):
             return self.guard(value, message)
         if isinstance(value, dict):

@@ -176,6 +176,8 @@ def _draw(session: Session, renderer: Renderer) -> _Drawing:
         return template.render(before, prompt.tools, True)
 
     notes = form.rewrites()
+    if form.tools == "hermes" and template.knows_tools:
+        notes.insert(0, "the template cannot show these calls in its own form, so the Hermes form was used")
     placed = _follow(session, template, tokenizer, form, text)
     if placed is not None:
         pieces, every, roles_from = placed.pieces, placed.every, "marks"
@@ -200,11 +202,26 @@ def _plain(session: Session, template: ChatTemplate) -> tuple[Form, Prompt, str]
     for form in attempts(Form(wanted, keys, developer="developer" in template.source), hermes_too=True):
         prompt = compose(session, form, Marks("none"))
         try:
-            return form, prompt, template.render(prompt.messages, prompt.tools, _asks(session))
+            text = template.render(prompt.messages, prompt.tools, _asks(session))
         except SessionError as error:
             first = first or error
+            continue
+        if form.tools != "template" or _shows_calls(session, template, form):
+            return form, prompt, text
     assert first is not None
     raise first
+
+
+def _shows_calls(session: Session, template: ChatTemplate, form: Form) -> bool:
+    """Whether the name of every call reaches the text; some templates know of calls and print none."""
+    marks = Marks("outer")
+    prompt = compose(session, form, marks)
+    try:
+        found = marks.locate(template.render(prompt.messages, prompt.tools, _asks(session)))
+    except SessionError:
+        return True
+    names = {id(piece) for piece in marks.pieces if piece.role == Role.CALL_NAME}
+    return found is None or names <= {id(place.piece) for place in found[1]}
 
 
 @dataclass(frozen=True, slots=True)

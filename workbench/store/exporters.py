@@ -62,7 +62,7 @@ def _block(state: SessionState, lane: LaneState, first: int) -> Iterator[dict[st
     reference = _reference(state, first, stop)
     stream: list[list[Any]] = [state.stream[name][first:stop].tolist() for name in ("ids", "role", "generated", "turn")]
     for offset, (token, role, generated, turn) in enumerate(zip(*stream, strict=True)):
-        values: tuple[Any, ...] = (
+        values: list[Any] = [
             lane.record.id,
             lane.record.name,
             first + offset,
@@ -75,11 +75,11 @@ def _block(state: SessionState, lane: LaneState, first: int) -> Iterator[dict[st
             top_ids[offset],
             top_logprobs[offset],
             *(column[offset] for column in reference),
-        )
+        ]
         yield {name: _plain(value) for name, value in zip(FIELDS, values, strict=True)}
 
 
-def _reference(state: SessionState, first: int, stop: int) -> tuple[list[float], list[float]]:
+def _reference(state: SessionState, first: int, stop: int) -> tuple[list[Any], list[Any]]:
     """ln p of the stream's token and the entropy of the reference at these positions; NaN where it has none."""
     logprob, entropy = np.full(stop - first, np.nan), np.full(stop - first, np.nan)
     if (lane := state.reference) is not None:

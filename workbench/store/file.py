@@ -36,7 +36,6 @@ def create_file(path: Path, session: dict[str, Any], facts: dict[str, Any]) -> s
             put_json(connection, "meta", "session", session)
             for key, value in facts.items():
                 put_json(connection, "facts", key, value)
-        _write_ahead(connection)
     except sqlite3.Error as error:
         connection.close()
         raise SavedSessionError(f"cannot be created: {error}", where=str(path)) from error
@@ -57,7 +56,6 @@ def open_writing(path: Path) -> sqlite3.Connection:
         if found != "ok":
             raise sqlite3.DatabaseError(found)
         migrate(connection)
-        _write_ahead(connection)
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
@@ -107,6 +105,20 @@ def open_reading(path: Path, damage: list[str]) -> sqlite3.Connection:
     finally:
         connection.close()
     return copy
+
+
+def write_ahead(connection: sqlite3.Connection, path: Path) -> None:
+    """Go over to write-ahead logging, where readers and the writer do not wait for each other."""
+    try:
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error as error:
+        raise SavedSessionError(f"cannot be written: {error}", where=str(path)) from error
+
+
+def in_write_ahead(connection: sqlite3.Connection) -> bool:
+    """Whether the file is in write-ahead mode, as one is whose writer was killed."""
+    return connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
 @contextmanager
@@ -210,11 +222,6 @@ def _identify(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version < 1:
         raise SavedSessionError(f"has the unknown file format {version}", where=str(path), next="It is damaged.")
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _require_file(path: Path) -> None:

@@ -24,7 +24,15 @@ from workbench.protocol.wire import Arrays
 from workbench.store.chunks import LAST, ChunkTable
 from workbench.store.columns import DamagedChunkError, checksum
 from workbench.store.contents import Chunk, Contents, Key, load
-from workbench.store.file import close_writing, create_file, open_reading, open_writing, transaction
+from workbench.store.file import (
+    close_writing,
+    create_file,
+    in_write_ahead,
+    open_reading,
+    open_writing,
+    transaction,
+    write_ahead,
+)
 from workbench.store.lock import WriterLock
 from workbench.store.schema import put_json
 from workbench.store.state import LaneRecord
@@ -49,6 +57,7 @@ class SavedSession:
         self._failure: SavedSessionError | None = None
         self._closed = False
         self._rows: ChunkTable | None = None
+        self._writing = False
         self._thread = OwnThread(f"saved {path.name}", self._tick)
         try:
             self._table = self._thread.call(lambda: self._open(write, clock))
@@ -144,6 +153,7 @@ class SavedSession:
         def add() -> None:
             if self._failure is None:
                 try:
+                    self._begin_writing()
                     self._table.append((lane_id, kind), first, rows, arrays)
                 except SavedSessionError as error:
                     self._failure = error
@@ -250,6 +260,7 @@ class SavedSession:
         def run() -> Result:
             if self._failure is not None:
                 raise self._failure
+            self._begin_writing()
             return function()
 
         return self._call(run)
@@ -279,8 +290,15 @@ class SavedSession:
         except BaseException:
             connection.close()
             raise
+        self._writing = write is not None and in_write_ahead(connection)
         self._rows = ChunkTable(connection, contents, self.path, self.damage, clock)
         return self._rows
+
+    def _begin_writing(self) -> None:
+        """Only the first write changes the file: one that was opened for writing and closed again stays as it was."""
+        if not self._writing:
+            write_ahead(self._table.connection, self.path)
+            self._writing = True
 
     def _tick(self) -> float | None:
         if self._failure is not None or self._rows is None:
@@ -359,7 +377,7 @@ class SavedSession:
 
     def _finish(self) -> None:
         table = self._table
-        if self._lock is None:
+        if not self._writing:
             table.connection.close()
             return
         try:

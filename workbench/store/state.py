@@ -122,8 +122,8 @@ class SessionState:
     """One session and its lanes. `lanes[0]` is the reference once it is known; floor rows are lanes of kind `floor`.
 
     `token_bytes(id)` gives the bytes of a token (b"" where unknown). `trace(first, stop)` reads trace rows (columns of
-    `protocol.columns.TRACE`) from the file for the inspector, as many from `first` on as are there without a gap, which
-    may be none; a read touches one or two chunks. `damage` lists what a damaged file lost, a sentence each.
+    `protocol.columns.TRACE`) for the inspector while the file is open, as many from `first` on as are there without a
+    gap, which may be none; a read touches one or two chunks. `damage` lists what a damaged file lost, a sentence each.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """One table of what the user can do: bindings, footer, help and palette are all made from it.
 
-Ids are for people: they stand in the settings file's `[keys]`. `place` says where an action works: everywhere (`app`), on
-the lanes (`lanes`), in the configuration switcher (`switcher`) or in any dialog (`dialog`).
+Ids are for people: they stand in the settings file's `[keys]`. `place` says where an action works: everywhere (`app`),
+on the lanes (`lanes`), in the configuration switcher (`switcher`) or in any dialog (`dialog`).
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("flip-next", "right_square_bracket", "flip(1)", "Next flip of the active lane", "Cursor", footer="flip"),
     Action("turn-prev", "left_curly_bracket", "turn(-1)", "Previous message", "Cursor"),
     Action("turn-next", "right_curly_bracket", "turn(1)", "Next message", "Cursor", footer="turn"),
-    *(
-        Action(f"lane-{n}", str(n), f"lane({n})", f"Make lane {n} the active one", "Lanes")
-        for n in range(1, 9)
-    ),
+    *(Action(f"lane-{n}", str(n), f"lane({n})", f"Make lane {n} the active one", "Lanes") for n in range(1, 9)),
     Action("lane-next", "tab", "next_lane(1)", "Next lane", "Lanes"),
     Action("lane-prev", "shift+tab", "next_lane(-1)", "Previous lane", "Lanes"),
     Action("zoom", "z", "zoom", "The active lane alone, or all lanes", "Lanes", footer="zoom"),
@@ -65,16 +62,34 @@ ACTIONS: tuple[Action, ...] = (
     Action("theme", "t", "theme", "Choose a theme", "Application", "app"),
     Action("palette", "ctrl+p,colon", "palette", "All commands", "Application", "app", footer="commands"),
     Action("help", "question_mark,f1", "help", "This help", "Application", "app", footer="help"),
-    Action("interrupt", "ctrl+c", "interrupt", "Stop the active lane; twice within 2 s quits", "Application", "app", priority=True),
+    Action(
+        "interrupt",
+        "ctrl+c",
+        "interrupt",
+        "Stop the active lane; twice within 2 s quits",
+        "Application",
+        "app",
+        priority=True,
+    ),
     Action("quit", "q,ctrl+q", "leave", "Quit", "Application", "app", footer="quit"),
     Action("axis-prev", "up,k", "axis(-1)", "Previous axis", "Switcher", "switcher", footer="axis"),
     Action("axis-next", "down,j", "axis(1)", "Next axis", "Switcher", "switcher"),
     Action("value-prev", "left,h", "value(-1)", "Previous value", "Switcher", "switcher", footer="value"),
     Action("value-next", "right,l", "value(1)", "Next value", "Switcher", "switcher"),
-    Action("reset", "backspace,r", "reset", "Back to the active lane's configuration", "Switcher", "switcher", footer="reset"),
-    Action("apply", "enter", "apply", "Open a lane of this configuration, run it", "Switcher", "switcher", footer="run"),
+    Action(
+        "reset",
+        "backspace,r",
+        "reset",
+        "Back to the active lane's configuration",
+        "Switcher",
+        "switcher",
+        footer="reset",
+    ),
+    Action(
+        "apply", "enter", "apply", "Open a lane of this configuration, run it", "Switcher", "switcher", footer="run"
+    ),
     Action("dismiss", "escape", "dismiss_dialog", "Close", "Dialogs", "dialog", footer="close"),
-)  # fmt: skip
+)
 
 FOOTER: tuple[tuple[str, ...], ...] = (
     ("play",), ("step-back", "step-on"), ("flip-prev", "flip-next"), ("turn-prev", "turn-next"), ("follow",), ("zoom",),
@@ -96,7 +111,7 @@ def action(id: str) -> Action:
 
 
 def resolve_keys(chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The overrides that can be used, and a sentence for each that cannot: an unknown id, or a key another action has."""
+    """The overrides that can be used, and a sentence for each that cannot: an unknown id, or another action's key."""
     problems: list[str] = []
     used: dict[str, str] = {}
     for id, keys in chosen.items():

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from textual import work
 from textual.app import App, SystemCommand
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
+from textual.message import Message
 from textual.screen import Screen
 
 from workbench.config.settings import Settings
@@ -35,10 +37,17 @@ class WorkbenchApp(App[None]):
 
     CSS_PATH = Path(__file__).with_name("style.tcss")
     TITLE = "workbench"
-    BINDINGS = bindings("app")
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
     ENABLE_COMMAND_PALETTE = True
     PAUSE_GC_ON_SCROLL = True
     ALLOW_SELECT = False
+
+    class Ready(Message):
+        """A session is ready to draw."""
+
+        def __init__(self, board: Board) -> None:
+            super().__init__()
+            self.board = board
 
     def __init__(
         self,
@@ -59,7 +68,13 @@ class WorkbenchApp(App[None]):
         self.problems += clashes
         self.state = state
         self.runner = runner
-        wanted = settings.theme if settings.theme in themes else DEFAULT_THEME if DEFAULT_THEME in themes else next(iter(themes))
+        wanted = (
+            settings.theme
+            if settings.theme in themes
+            else DEFAULT_THEME
+            if DEFAULT_THEME in themes
+            else next(iter(themes))
+        )
         if settings.theme not in themes:
             self.problems.append(f"theme {settings.theme!r} is not there; themes: {', '.join(sorted(themes))}")
         self.desk = Desk(
@@ -72,7 +87,12 @@ class WorkbenchApp(App[None]):
         self._preparing = False
         self._last_interrupt = -QUIT_SECONDS
         for name in list(self.available_themes):
-            self.unregister_theme(name) if name not in ("textual-dark", "textual-light", "ansi-dark", "ansi-light") else None
+            self.unregister_theme(name) if name not in (
+                "textual-dark",
+                "textual-light",
+                "ansi-dark",
+                "ansi-light",
+            ) else None
         for palette in themes.values():
             self.register_theme(textual_theme(palette))
         self.theme = wanted
@@ -86,7 +106,9 @@ class WorkbenchApp(App[None]):
         self.theme_changed_signal.subscribe(self, self._theme_changed)
         self.set_keymap(self.keys)
         if self.problems:
-            self.desk.notice = (self.problems[0] + (f"  (and {len(self.problems) - 1} more: ?)" if len(self.problems) > 1 else ""))
+            self.desk.notice = self.problems[0] + (
+                f"  (and {len(self.problems) - 1} more: ?)" if len(self.problems) > 1 else ""
+            )
         if self.state is not None:
             self.prepare(self.state)
         elif self.runner is not None:
@@ -111,7 +133,10 @@ class WorkbenchApp(App[None]):
 
     @work(thread=True, exclusive=True, group="board")
     def _build(self, state: SessionState) -> None:
-        self.call_from_thread(self.show, Board(state))
+        self.post_message(self.Ready(Board(state)))
+
+    def on_workbench_app_ready(self, message: Ready) -> None:
+        self.show(message.board)
 
     def show(self, board: Board) -> None:
         """Put a session on screen."""

@@ -1,4 +1,4 @@
-"""Everything the lanes screen knows, without the screen: one session, its text and wrapping, its lanes, the reader's place."""
+"""What the lanes screen knows, without the screen: a session, its text and rows, its lanes, the reader's place."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ class Board:
         lanes = self.state.shown
         ids = [lane.record.id for lane in lanes]
         if ids != list(self._views):
-            self._views = {
-                lane.record.id: self._views.get(lane.record.id) or self._view(lane) for lane in lanes
-            }
+            self._views = {lane.record.id: self._views.get(lane.record.id) or self._view(lane) for lane in lanes}
             changed.update(ids)
         total = self.count
         for number, (lane, view) in enumerate(zip(lanes, list(self._views.values()), strict=True), 1):
@@ -141,7 +139,7 @@ class Board:
         return min(edge, self.transport.shown)
 
     def newest(self) -> int:
-        """Where following looks: the newest token of the active lane while it runs, else of the lane that is furthest."""
+        """Where following looks: the newest token of the active lane while it runs, else of the furthest lane."""
         active = self.active
         if active and active.lane.record.status == "running" and self.shown_of(active):
             return self.shown_of(active) - 1

@@ -86,9 +86,7 @@ class Layout:
         """What a row shows, token by token, without line breaks."""
         indices, texts = self._text.indices, self._text.pieces.texts
         first, skip = self._tokens[row], self._chars[row]
-        last, stop = (
-            (self._tokens[row + 1], self._chars[row + 1]) if row + 1 < len(self._tokens) else (len(indices), 0)
-        )
+        last, stop = (self._tokens[row + 1], self._chars[row + 1]) if row + 1 < len(self._tokens) else (len(indices), 0)
         for token in range(first, last + (1 if stop else 0)):
             text = texts[indices[token]]
             part = text[skip if token == first else 0 : stop if token == last else None]

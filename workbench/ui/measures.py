@@ -1,7 +1,7 @@
 """What the lanes screen shows of a lane, kept up with its growing columns: every update costs only the new rows.
 
-A position's code says how to draw its token: bits 0 to 2 the KL level (0 to 4), or UNMEASURED or EXCLUDED; then the kind
-of its message; then whether the lane's own choice differs (flip, only where the model itself would write the token).
+A position's code says how to draw its token: bits 0 to 2 the KL level (0 to 4), or UNMEASURED or EXCLUDED; then the
+kind of its message; then whether the lane's own choice differs (flip, only where the model itself would write it).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Measures:
 
 
 def densest(flips: list[int]) -> list[bool]:
-    """Which slices to mark as holding flips: all that do, or where that is more than a sixth, the ones with the most."""
+    """Which slices to mark as holding flips: all that do; where they are over a sixth, those with the most."""
     counts = sorted((count for count in flips if count), reverse=True)
     most = max(1, len(flips) // 6)
     bar = counts[most] + 1 if len(counts) > most else 1

@@ -83,7 +83,7 @@ class TokenText:
 
 
 def quoted(data: bytes, token: int) -> str:
-    """One token for a table: its text in quotes with visible spaces and breaks, or its bytes where it is part of a character."""
+    """One token for a table: its text in quotes, or its bytes where it is a part of a character."""
     if not data:
         return f"⟨{token}⟩"
     try:
@@ -94,7 +94,7 @@ def quoted(data: bytes, token: int) -> str:
 
 
 def message_kinds(roles: NDArray[Any], messages: NDArray[Any], names: Sequence[str]) -> NDArray[np.uint8]:
-    """Per position which of KINDS wrote its message: from the messages' role names, else from the position's own role."""
+    """Per position which of KINDS wrote its message: by the messages' role names, else by the position's role."""
     by_role = np.array([SYSTEM, USER, TOOL, *[ASSISTANT] * 6], np.uint8)
     kinds = by_role[np.minimum(roles, len(by_role) - 1)]
     lookup = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "tool": TOOL, "assistant": ASSISTANT}

@@ -9,7 +9,7 @@ from workbench.store.state import SessionState
 
 
 class Runner(Protocol):
-    """Runs lanes on threads and processes of its own. Every method returns at once; no method raises for a lane's failure.
+    """Runs lanes on threads and processes of its own. Methods return at once and none raises for a lane's failure.
 
     The app reads the attributes 20 times a second while `busy` is true, and not at all otherwise; every request below
     must therefore make `busy` true before it returns, when it leads to work.
@@ -36,7 +36,7 @@ class Runner(Protocol):
         ...
 
     def open_lane(self, configuration: Configuration) -> int | None:
-        """Queue a lane of the configuration and give its id, which `state.lanes` then holds; None where refused (`message`)."""
+        """Queue a lane and give its id, which `state.lanes` then holds; None where refused (`message` says why)."""
         ...
 
     def cancel(self, lane_id: int) -> None:

@@ -96,8 +96,12 @@ def ink(palette: Palette, *, plain: bool = False) -> Ink:
     """Every style that the widgets draw with."""
     ground = palette.background
 
-    def on(colour: str, **attributes: bool) -> Style:
-        return Style(color=colour, bgcolor=ground, **attributes)
+    def on(
+        colour: str, *, bold: bool = False, dim: bool = False, underline: bool = False, strike: bool = False
+    ) -> Style:
+        flags = {"bold": bold, "dim": dim, "underline": underline, "strike": strike}
+        attributes = " ".join(name for name, wanted in flags.items() if wanted)
+        return Style.parse(f"{attributes} {colour} on {ground}")
 
     def context(kind: int) -> str:
         tint = {USER: palette.user, TOOL: palette.context, SYSTEM: palette.context}[kind]

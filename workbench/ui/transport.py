@@ -12,8 +12,8 @@ SPEEDS: tuple[int, ...] = (5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120)
 class Transport:
     """The cursor is a token position; a continuation's tokens are numbered on from the end of the stream.
 
-    With a `playhead`, tokens from it on are not shown. Moving the cursor past it takes it along, so that a paused replay
-    can be searched; playing goes on from the cursor.
+    With a `playhead`, tokens from it on are not shown. Moving the cursor past it takes it along, so that a paused
+    replay can be searched; playing goes on from the cursor.
     """
 
     total: int = 0

@@ -16,6 +16,7 @@ from workbench.protocol.events import Cancel, Event, Failed, Feed, Progress, Req
 from workbench.protocol.wire import Arrays, WireError, pack, read_frame
 
 PARENT_POLL_SECONDS = 0.5
+STOP_SECONDS = 1.0
 REQUESTS = frozenset({"Probe", "Start", "Score", "Feed", "Generate", "Convert", "Cancel", "Stop"})
 
 
@@ -111,6 +112,11 @@ class Channel:
                 return
             if frame is None:
                 leave(1)
+                return
+            if frame[0].get("type") == "Stop":
+                # A pass in progress is not waited for; nor is the end of the stream, which often comes right behind.
+                threading.Timer(STOP_SECONDS, os._exit, (0,)).start()
+                self._keep(Stop())
                 return
             try:
                 name = frame[0].get("type")

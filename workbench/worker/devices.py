@@ -29,7 +29,9 @@ def choose_device(asked: str) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     """The device as the manifest names it."""
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
 
 
 def cpu_features() -> str:

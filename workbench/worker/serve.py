@@ -36,7 +36,7 @@ MEMORY_ADVICE = "Lower ctx or chunk, quantise the KV cache or the weights, or en
 
 def serve(name: str, requests: int, events: int) -> int:
     """Answer requests from descriptor `requests` until Stop; returns the exit code."""
-    channel = Channel(os.fdopen(requests, "rb"), os.fdopen(events, "wb", buffering=0))
+    channel = Channel(os.fdopen(requests, "rb"), os.fdopen(events, "wb"))
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     channel.watch()
     try:

@@ -13,7 +13,7 @@ from workbench.ui.actions import ACTIONS, keys_of
 from workbench.ui.board import Desk
 from workbench.ui.measures import KL_LEVELS, LEVEL_NAMES
 from workbench.ui.screens.dialog import DialogScreen
-from workbench.ui.widgets.lines import Lines, Row
+from workbench.ui.widgets.lines import Lines, Row, app_of
 from workbench.ui.widgets.notices import wrapped
 from workbench.ui.widgets.tokens import GLYPHS
 
@@ -22,10 +22,11 @@ GROUPS = (("Time", "Cursor"), ("Lanes", "Switcher", "Dialogs", "Application"))
 
 ABOUT = (
     "Every lane scores the reference's own tokens. A token's look says how far the lane's distribution stood from the "
-    "reference's there: KL(reference‖lane) in nats. Reverse video is a flip: the lane's most probable token was another; the "
-    "inspector names it. Text the model did not write is grey; there only strong divergence is underlined, and figures leave it "
-    "out. Means and flip rates are over written tokens; @ names the deepest bin measured. ≈ floor: within twice what the "
-    "reference differs from itself. Struck through: excluded, not a finite divergence."
+    "reference's there: KL(reference‖lane) in nats. Reverse video is a flip: the lane's most probable token was "
+    "another; the inspector names it. Text the model did not write is grey; there only strong divergence is "
+    "underlined, and figures leave it out. Means and flip rates are over written tokens; @ names the deepest bin "
+    "measured. ≈ floor: within twice what the reference differs from itself. Struck through: excluded, not a finite "
+    "divergence."
 )
 
 
@@ -39,7 +40,7 @@ class HelpBody(Lines):
 
     @property
     def _width(self) -> int:
-        return min(124, self.app.size.width - 8)
+        return min(124, app_of(self).size.width - 8)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return self._width
@@ -90,7 +91,9 @@ class HelpBody(Lines):
         for group in groups:
             rows.append(Row(width, ink.text).add(group, ink.active).segments())
             for item in ACTIONS:
-                if item.group != group or (item.id.startswith("lane-") and item.id[5:].isdigit() and item.id != "lane-1"):
+                if item.group != group or (
+                    item.id.startswith("lane-") and item.id[5:].isdigit() and item.id != "lane-1"
+                ):
                     continue
                 keys, description = " ".join(keys_of(item.id, self.chosen)), item.description
                 if item.id == "lane-1":

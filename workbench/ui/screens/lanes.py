@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import cast
 
 from textual import events, work
 from textual.app import ComposeResult
-from textual.screen import Screen
+from textual.message import Message
 from textual.timer import Timer
-from textual.worker import get_current_worker
 
 from workbench.errors import WorkbenchError
 from workbench.protocol.columns import cut
-from workbench.ui.actions import action, bindings
+from workbench.ui.actions import ACTIONS, action, bindings
 from workbench.ui.board import Board, Desk, TraceRow
 from workbench.ui.runner import Runner
+from workbench.ui.screens.cursor import CursorScreen
 from workbench.ui.widgets import gauges, inspector, scrubber
 from workbench.ui.widgets.footer import Footer
 from workbench.ui.widgets.gauges import Gauges
 from workbench.ui.widgets.header import Header, Legend
 from workbench.ui.widgets.inspector import Inspector
-from workbench.ui.widgets.lines import Lines
+from workbench.ui.widgets.lines import Lines, app_of
 from workbench.ui.widgets.scrubber import Scrubber
 from workbench.ui.widgets.small import MIN_HEIGHT, MIN_WIDTH, TooSmall
 from workbench.ui.widgets.tokens import TokenPanes
@@ -33,15 +32,23 @@ TRACE_WINDOW = 64  # positions of trace read at once around the cursor
 TRACE_KEPT = 4096
 
 
-class LanesScreen(Screen[None], inherit_bindings=False):
+class LanesScreen(CursorScreen, inherit_bindings=False):
     """Draws the desk's board; every key of the table's place `lanes` is an action here."""
 
     BINDINGS = bindings("lanes")
     ALLOW_SELECT = False
 
+    class TraceRead(Message):
+        """Rows of the reference came from the file."""
+
+        def __init__(self, board: Board, rows: dict[int, TraceRow], problem: str) -> None:
+            super().__init__()
+            self.board = board
+            self.rows = rows
+            self.problem = problem
+
     def __init__(self, desk: Desk, runner: Runner | None) -> None:
-        super().__init__()
-        self.desk = desk
+        super().__init__(desk)
         self.runner = runner
         self.inspecting = True
         self.play_when_ready = False
@@ -62,7 +69,6 @@ class LanesScreen(Screen[None], inherit_bindings=False):
         yield TooSmall(self.desk, id="small")
 
     def on_mount(self) -> None:
-        self.tokens = self.query_one(TokenPanes)
         self._timer = self.set_interval(1 / HZ, self.tick, pause=True)
         self.fit()
         self.wake()
@@ -74,7 +80,7 @@ class LanesScreen(Screen[None], inherit_bindings=False):
 
     def fit(self) -> None:
         """Heights for the size at hand; nothing else ever changes the layout."""
-        width, height = self.app.size
+        width, height = app_of(self).size
         small = width < MIN_WIDTH or height < MIN_HEIGHT
         ready = self.desk.board is not None and bool(self.desk.board.views)
         self.desk.compact = height < TALL
@@ -87,7 +93,9 @@ class LanesScreen(Screen[None], inherit_bindings=False):
         heights = {
             "header": 2 if crowded else 1,
             "gauges": (gauges.COMPACT_HEIGHT if compact else gauges.HEIGHT) if ready else 0,
-            "inspector": (inspector.COMPACT_HEIGHT if compact else inspector.HEIGHT) if ready and self.inspecting else 0,
+            "inspector": (inspector.COMPACT_HEIGHT if compact else inspector.HEIGHT)
+            if ready and self.inspecting
+            else 0,
             "scrubber": (scrubber.COMPACT_HEIGHT if compact else scrubber.HEIGHT) if ready else 0,
         }
         for id, rows in heights.items():
@@ -103,7 +111,7 @@ class LanesScreen(Screen[None], inherit_bindings=False):
                 widget.reset()
             else:
                 widget.refresh()
-        self._read_trace()
+        self.read_trace()
 
     # ---- time
 
@@ -174,7 +182,7 @@ class LanesScreen(Screen[None], inherit_bindings=False):
                 self.fit()
         if moved:
             self.query_one(Inspector).refresh()
-            self._read_trace()
+            self.read_trace()
         self.query_one(Scrubber).refresh()
 
     def _hear(self, runner: Runner) -> None:
@@ -192,7 +200,7 @@ class LanesScreen(Screen[None], inherit_bindings=False):
 
     # ---- the reference's distribution at the cursor
 
-    def _read_trace(self) -> None:
+    def read_trace(self) -> None:
         board = self.desk.board
         reference = board.state.reference if board is not None else None
         if board is None or reference is None or not self.inspecting:
@@ -203,11 +211,12 @@ class LanesScreen(Screen[None], inherit_bindings=False):
         window = position // TRACE_WINDOW
         if window != self._reading:
             self._reading = window
-            self._load_trace(board, max(1, window * TRACE_WINDOW), min(reference.rows.stop, (window + 1) * TRACE_WINDOW))
+            self._load_trace(
+                board, max(1, window * TRACE_WINDOW), min(reference.rows.stop, (window + 1) * TRACE_WINDOW)
+            )
 
-    @work(thread=True, exclusive=True, group="trace", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="trace")
     def _load_trace(self, board: Board, first: int, stop: int) -> None:
-        worker = get_current_worker()
         rows: dict[int, TraceRow] = {}
         problem = ""
         try:
@@ -219,133 +228,26 @@ class LanesScreen(Screen[None], inherit_bindings=False):
                 row = cut("trace", arrays, index, index + 1)
                 pairs = zip(row["head_ids"].tolist(), row["head_logprobs"].tolist(), strict=True)
                 rows[first + index] = TraceRow(tuple(pairs), float(row["entropy"][0]))
-        if not worker.is_cancelled:
-            self.app.call_from_thread(self._take_trace, board, rows, problem)
+        self.post_message(self.TraceRead(board, rows, problem))
 
-    def _take_trace(self, board: Board, rows: dict[int, TraceRow], problem: str) -> None:
+    def on_lanes_screen_trace_read(self, message: TraceRead) -> None:
         self._reading = -1
-        if problem:
-            self.say(problem)
-        if board is not self.desk.board:
+        if message.problem:
+            self.say(message.problem)
+        if message.board is not self.desk.board:
             return
         if len(self.desk.trace) > TRACE_KEPT:
             self.desk.trace.clear()
-        self.desk.trace.update(rows)
+        self.desk.trace.update(message.rows)
         self.query_one(Inspector).refresh()
-        if rows and board.transport.cursor not in self.desk.trace:
-            self._read_trace()
-
-    # ---- moving
-
-    def goto(self, position: int) -> None:
-        """Put the cursor on a position and paint what changed."""
-        if self.desk.board is not None:
-            self.desk.board.transport.pause()
-            self.desk.board.transport.move(position)
-            self.moved()
-
-    def moved(self) -> None:
-        """Paint the consequences of a moved cursor."""
-        self.tokens.sync()
-        self.query_one(Inspector).refresh()
-        self.query_one(Scrubber).refresh()
-        self._read_trace()
-        self.wake()
-
-    def say(self, notice: str) -> None:
-        """An answer to the last key, in the legend's place until the next one."""
-        self.desk.notice = notice
-        self.query_one(Legend).refresh()
-
-    def on_key(self, event: events.Key) -> None:
-        if self.desk.notice:
-            self.say("")
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if self.desk.board is None and action in {item.call.partition("(")[0] for item in _LANES}:
-            return False
-        if self.desk.notice:
-            self.say("")
-        return True
-
-    @property
-    def board(self) -> Board:
-        """The session on screen; actions are only enabled where there is one."""
-        assert self.desk.board is not None
-        return self.desk.board
-
-    def action_step(self, count: int) -> None:
-        self.goto(self.board.transport.cursor + count)
-
-    def action_row(self, count: int) -> None:
-        self._move_rows(count)
-
-    def action_page(self, count: int) -> None:
-        self._move_rows(count * max(1, self.tokens.size.height - 2))
-
-    def _move_rows(self, count: int) -> None:
-        target = self.tokens.token_by_rows(count)
-        if target is not None:
-            self.goto(target)
-
-    def action_edge(self, side: int) -> None:
-        board = self.board
-        if side < 0:
-            self.goto(0)
-            return
-        self.goto(board.transport.total - 1 if not board.running else board.newest())
-        board.transport.follow = board.running
-
-    def action_flip(self, step: int) -> None:
-        active = self.board.active
-        if active is None or active.measures.is_reference:
-            self.say("The reference has no flips: choose a lane with a digit or tab.")
-            return
-        target = active.measures.next_flip(self.board.transport.cursor, step)
-        if target is None:
-            self.say(f"No {'later' if step > 0 else 'earlier'} flip in lane {active.number}.")
-        else:
-            self.goto(target)
-
-    def action_turn(self, step: int) -> None:
-        target = self.board.next_turn(self.board.transport.cursor, step)
-        if target is not None:
-            self.goto(target)
-
-    def action_seek(self) -> None:
-        from workbench.ui.screens.seek import SeekScreen  # first use: Textual's Input costs 20 ms to import
-
-        def found(position: int | None) -> None:
-            if position is not None:
-                self.goto(position)
-
-        self.app.push_screen(SeekScreen(self.board), found)
-
-    def action_follow(self) -> None:
-        transport = self.board.transport
-        transport.follow = not transport.follow
-        if transport.follow:
-            transport.pause()
-            transport.playhead = None
-            transport.place(self.board.newest())
-        self.moved()
-
-    def action_play(self) -> None:
-        transport = self.board.transport
-        if self.board.running and transport.playhead is None:
-            transport.follow = not transport.follow
-        elif transport.playing:
-            transport.pause()
-        else:
-            transport.follow = False
-            transport.play()
-        self.moved()
-
-    def action_speed(self, step: int) -> None:
-        self.board.transport.faster(step)
-        self.query_one(Scrubber).refresh()
+        if message.rows and message.board.transport.cursor not in self.desk.trace:
+            self.read_trace()
 
     # ---- lanes
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Nothing can be moved or run before there is a session."""
+        return self.desk.board is not None or action not in _CALLS
 
     def action_lane(self, number: int) -> None:
         views = self.board.views
@@ -374,7 +276,7 @@ class LanesScreen(Screen[None], inherit_bindings=False):
     def action_config(self) -> None:
         from workbench.ui.screens.switcher import SwitcherScreen
 
-        self.app.push_screen(SwitcherScreen(self.desk, self.runner), self._opened)
+        app_of(self).push_screen(SwitcherScreen(self.desk, self.runner), self._opened)
 
     def _opened(self, lane: int | None) -> None:
         if lane is not None:
@@ -430,7 +332,7 @@ class LanesScreen(Screen[None], inherit_bindings=False):
 
     def on_token_panes_wheel(self, message: TokenPanes.Wheel) -> None:
         if self.desk.board is not None:
-            self._move_rows(message.rows)
+            self.move_rows(message.rows)
 
     def on_scrubber_sought(self, message: Scrubber.Sought) -> None:
         self.goto(int(message.share * self.board.transport.total))
@@ -440,4 +342,4 @@ class LanesScreen(Screen[None], inherit_bindings=False):
         await self.run_action(f"app.{chosen.call}" if chosen.place == "app" else chosen.call)
 
 
-_LANES = [action(cast("str", binding.id)) for binding in LanesScreen.BINDINGS if not isinstance(binding, tuple)]
+_CALLS = {item.call.partition("(")[0] for item in ACTIONS if item.place == "lanes"}

@@ -28,6 +28,8 @@ class SeekScreen(DialogScreen[int]):
         transport = self.place.transport
         position = parse_seek(event.value, transport.total, self.place.shared.turn_starts)
         if position is None:
-            self.query_one(".dialog").border_subtitle = f"no such place; 0 to {transport.total - 1:,}, t1 to t{self.place.shared.turns}"
+            self.query_one(
+                ".dialog"
+            ).border_subtitle = f"no such place; 0 to {transport.total - 1:,}, t1 to t{self.place.shared.turns}"
         else:
             self.dismiss(position)

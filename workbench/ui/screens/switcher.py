@@ -16,10 +16,17 @@ from workbench.ui.actions import action, bindings, keys_of
 from workbench.ui.board import Desk
 from workbench.ui.runner import Runner
 from workbench.ui.screens.dialog import DialogScreen
-from workbench.ui.widgets.lines import Lines, Row
+from workbench.ui.widgets.lines import Lines, Row, app_of
 from workbench.ui.widgets.notices import wrapped
 
-LABELS = {"engine": "engine", "weights": "weights", "kv": "kv cache", "attn": "attention", "draft": "drafter", "path": "path"}
+LABELS = {
+    "engine": "engine",
+    "weights": "weights",
+    "kv": "kv cache",
+    "attn": "attention",
+    "draft": "drafter",
+    "path": "path",
+}
 LABEL_COLUMN, VALUE_WIDTH = 15, 13
 REASON_ROWS = 2
 
@@ -71,7 +78,7 @@ class SwitcherBody(Lines):
 
     @property
     def narrow(self) -> bool:
-        return self.app.size.width < 100
+        return app_of(self).size.width < 100
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return 68 if self.narrow else 94
@@ -95,7 +102,11 @@ class SwitcherBody(Lines):
         for line in range(REASON_ROWS):
             text = reasons[line] if line < len(reasons) else ""
             rows.append(Row(width, ink.text).add(" ✗ " if line == 0 and text else "   ", ink.error).add(text, ink.text))
-        rows.append(Row(width, ink.text).add("   lane".ljust(LABEL_COLUMN), ink.muted).add(choice.chosen.to_line(), ink.strong if not error else ink.muted))
+        rows.append(
+            Row(width, ink.text)
+            .add("   lane".ljust(LABEL_COLUMN), ink.muted)
+            .add(choice.chosen.to_line(), ink.strong if not error else ink.muted)
+        )
         rows.append(Row(width, ink.text).add("   change".ljust(LABEL_COLUMN), ink.muted).add(self._change(), ink.text))
         rows.append(Row(width, ink.text))
         rows.append(self._outcome(Row(width, ink.text), error is None))

@@ -8,6 +8,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from workbench.ui.screens.dialog import DialogScreen
+from workbench.ui.widgets.lines import app_of
 
 
 class ThemeScreen(DialogScreen[str]):
@@ -34,11 +35,11 @@ class ThemeScreen(DialogScreen[str]):
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option.id:
-            self.app.theme = event.option.id
+            app_of(self).theme = event.option.id
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
 
     def action_dismiss_dialog(self) -> None:
-        self.app.theme = self.before
+        app_of(self).theme = self.before
         self.dismiss(None)

@@ -157,7 +157,9 @@ class Gauges(Lines):
             if math.isnan(value):
                 row.add("·", ink.rule)
             else:
-                row.add(kl_block(value), ink.levels[kl_step(value)] + Style(underline=False, bgcolor=ink.palette.background))
+                row.add(
+                    kl_block(value), ink.levels[kl_step(value)] + Style(underline=False, bgcolor=ink.palette.background)
+                )
         return row
 
     def _flips(self, view: LaneView, row: Row, active: bool) -> Row:
@@ -185,7 +187,7 @@ class Gauges(Lines):
         self._label(row, "decode").add("—" if decode is None else f"{decode:.1f}/s", ink.text if decode else ink.muted)
         row.to(VALUE).add("prefill ", ink.muted)
         row.add("—" if prefill is None else f"{thousands(prefill)}/s", ink.text if prefill else ink.muted)
-        accept = "accept" if row.left >= 10 else "acc"
+        accept = "accept" if row.width >= 44 else "acc"
         return row.right((f" {accept} ", ink.muted), ("— ", ink.muted))
 
     def _compact_title(self, view: LaneView, row: Row, active: bool) -> Row:

@@ -44,7 +44,11 @@ class Header(Lines):
             return row.segments()
         seen = board.panes(width)
         for view in board.views:
-            name = "ref" if view.measures.is_reference else " · ".join(short_configuration(view.lane.record).split(" · ")[:2])
+            name = (
+                "ref"
+                if view.measures.is_reference
+                else " · ".join(short_configuration(view.lane.record).split(" · ")[:2])
+            )
             style = ink.active if view is board.active else ink.strong if view in seen else ink.muted
             row.add("▌" if view is board.active else " ", ink.active + ink.row)
             row.add(f"{view.number} {name} ", style + ink.row, limit=max(6, width // max(1, len(board.views)) - 2))

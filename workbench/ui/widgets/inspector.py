@@ -174,7 +174,11 @@ class Inspector(Lines):
         rows, index = view.lane.rows, board.transport.cursor - view.lane.rows.first
         if not view.measures.is_reference and 0 <= index < len(rows) and board.transport.cursor < board.count:
             kl = float(rows.column("kl")[index])
-            verdict = ((" KL ", ink.muted), (f"{kl:.3f}", ink.text), (" ◆ " if self._flipped(board, view) else "   ", ink.warning))
+            verdict = (
+                (" KL ", ink.muted),
+                (f"{kl:.3f}", ink.text),
+                (" ◆ " if self._flipped(board, view) else "   ", ink.warning),
+            )
         room = width - row.used - sum(len(text) for text, _ in verdict)
         for guess in guesses:
             text = quoted(board.state.token_bytes(guess.token), guess.token)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from textual.app import App
+from textual.dom import DOMNode
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -78,6 +82,11 @@ class Lines(Widget, can_focus=False):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         return Strip(self.line(y, width), width)
+
+
+def app_of(node: DOMNode) -> App[object]:
+    """The app of a node; Textual leaves its type open."""
+    return cast("App[object]", node.app)  # pyright: ignore[reportUnknownMemberType]
 
 
 def grid(width: int, count: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from rich.segment import Segment
 
 from workbench.session.text import one_line
 from workbench.store.state import LaneRecord
-from workbench.ui.board import Desk, LaneView
+from workbench.ui.board import MARGIN, Desk, LaneView
 from workbench.ui.styles import Ink
 from workbench.ui.widgets.lines import Row
 
@@ -26,11 +26,27 @@ def failure(view: LaneView, width: int, height: int, ink: Ink) -> list[list[Segm
     lines = [Row(width, ink.rule).add("─" * width, ink.error).segments()]
     glyph = "✗" if record.status == "failed" else "!"
     for index, text in enumerate(wrapped(reason or record.status, width - 4)[: max(1, room - 3)]):
-        lines.append(Row(width, ink.text).add(f" {glyph} " if not index else "   ", ink.error).add(text, ink.text).segments())
+        lines.append(
+            Row(width, ink.text).add(f" {glyph} " if not index else "   ", ink.error).add(text, ink.text).segments()
+        )
     tail = log[-max(0, min(LOG_LINES, room - len(lines) - 1)) :] if room - len(lines) > 1 else []
     lines += [Row(width, ink.text).add(" ┆ ", ink.error).add(text, ink.muted).segments() for text in tail]
     lines.append(Row(width, ink.text).add("   r ", ink.active).add("runs it again", ink.muted).segments())
     return lines
+
+
+def waiting_lane(desk: Desk, view: LaneView, y: int, width: int) -> list[Segment]:
+    """A pane with nothing measured yet says what it waits for, calmly, at the top."""
+    record, ink = view.lane.record, desk.ink
+    words = {
+        "queued": "queued behind the other lanes",
+        "running": view.lane.phase or "loading",
+        "cancelled": "stopped, nothing measured",
+    }
+    row = Row(width, ink.text)
+    if y == 1:
+        row.to(MARGIN).add(words.get(record.status, "nothing measured"), ink.muted)
+    return row.segments()
 
 
 def reason_and_log(record: LaneRecord) -> tuple[str, list[str]]:
@@ -43,7 +59,8 @@ def reason_and_log(record: LaneRecord) -> tuple[str, list[str]]:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Words of a text in lines of at most `width` cells; longer words are cut into pieces."""
-    lines, line = [], ""
+    lines: list[str] = []
+    line = ""
     for word in one_line(text).split():
         while cell_len(word) > width > 0:
             head = word[: max(1, width - (cell_len(line) + 1 if line else 0))] if not line else ""

@@ -84,24 +84,28 @@ class Scrubber(Lines):
         here = self._cell_of(board, transport.cursor, cells)
         shown = self._cell_of(board, max(0, transport.shown - 1), cells)
         plain = active is None or active.measures.is_reference
-        means, _, flips = active.measures.curve(inside) if active is not None else ([], [], [])
-        means, flips = (list(means), densest(list(flips))) if len(means) else ([math.nan], [False])
+        means, marked = [math.nan], [False]
+        if active is not None:
+            curve = active.measures.curve(inside)
+            means, marked = curve[0].tolist(), densest(curve[2].tolist())
         edge = self._cell_of(board, active.measures.edge, cells) if active is not None else 0
         for cell in range(cells):
             slice_ = min(len(means) - 1, cell * len(means) // inside)
-            value = float(means[slice_])
+            value = means[slice_]
             if cell == here:
                 row.add("┃", ink.active)
             elif cell >= inside:
                 row.add("┄", ink.muted)
-            elif self.desk.compact and not plain and flips[slice_] and cell <= shown:
+            elif self.desk.compact and not plain and marked[slice_] and cell <= shown:
                 row.add("◆", ink.warning)
             elif plain or math.isnan(value):
                 row.add("─", ink.muted if cell < edge and cell <= shown else ink.rule)
             elif cell > shown:
                 row.add(kl_block(value), ink.rule)
             else:
-                row.add(kl_block(value), Style(color=ink.palette.divergence[kl_step(value)], bgcolor=ink.palette.background))
+                row.add(
+                    kl_block(value), Style(color=ink.palette.divergence[kl_step(value)], bgcolor=ink.palette.background)
+                )
 
     def _place(self, board: Board, row: Row, width: int) -> None:
         ink, transport, active = self.desk.ink, board.transport, board.active

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.segment import Segment
 
-from workbench.ui.widgets.lines import Lines, Row
+from workbench.ui.widgets.lines import Lines, Row, app_of
 
 MIN_WIDTH, MIN_HEIGHT = 60, 20
 
@@ -15,6 +15,6 @@ class TooSmall(Lines):
     def line(self, y: int, width: int) -> list[Segment]:
         row = Row(width, self.desk.ink.text)
         if y == 0:
-            size = self.app.size
+            size = app_of(self).size
             row.add(f" needs {MIN_WIDTH}×{MIN_HEIGHT}, has {size.width}×{size.height} · q quits", self.desk.ink.warning)
         return row.segments()

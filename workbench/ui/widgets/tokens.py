@@ -22,8 +22,9 @@ from workbench.ui.board import MARGIN, Board, Desk, LaneView
 from workbench.ui.layout import Layout
 from workbench.ui.measures import FLIP, KIND_SHIFT, UNMEASURED
 from workbench.ui.pieces import ASSISTANT
+from workbench.ui.rows import Rows
 from workbench.ui.widgets.lines import Lines, Row, fill, grid
-from workbench.ui.widgets.notices import failure, waiting
+from workbench.ui.widgets.notices import failure, waiting, waiting_lane
 
 GLYPHS = ("▸", "»", "◂", "§")  # by kind: assistant, user, tool result, system
 BARS = ("▏", "▏", "▏", " ")
@@ -87,72 +88,15 @@ class TokenPanes(Lines):
         count = max(1, len(self._views))
         return max(1, (self.size.width - (count - 1)) // count - MARGIN - 1)
 
-    def rows_of(self, view: LaneView, shown: int) -> int:
-        """How many rows a pane has when `shown` positions are visible."""
-        board = self._board
-        layout = board.layout(self.text_width)
-        if shown <= 0:
-            return 0
-        if shown <= board.count:
-            return layout.row_of(shown - 1) + 1
-        return len(layout) + 1 + view.tail.layout.row_of(shown - board.count - 1) + 1
-
-    def row_at(self, view: LaneView, position: int) -> int:
-        """The row of a position in a pane."""
-        board = self._board
-        layout = board.layout(self.text_width)
-        if position < board.count:
-            return layout.row_of(position)
-        if not len(view.tail.text):
-            return max(0, len(layout) - 1)
-        return len(layout) + 1 + view.tail.layout.row_of(min(position - board.count, len(view.tail.text) - 1))
+    @property
+    def rows(self) -> Rows:
+        """The rows of every pane at the current width."""
+        return Rows(self._board, self.text_width)
 
     @property
     def drawn_lanes(self) -> list[int]:
         """Ids of the lanes in the panes."""
         return [drawn.lane for drawn in self._drawn]
-
-    def token_by_rows(self, count: int) -> int | None:
-        """The token that stands `count` rows below the cursor, in the active pane and about the same column."""
-        board, active = self.desk.board, self._board.active
-        if board is None or active is None:
-            return None
-        cursor = board.transport.cursor
-        row = self.row_at(active, cursor)
-        column = self._column(active, row, cursor)
-        layout, tail = board.layout(self.text_width), active.tail.layout
-        rows = len(layout) + (1 + len(tail) if len(active.tail.text) else 0)
-        target = max(0, min(row + count, rows - 1))
-        if target == len(layout):  # the rule before the continuation holds no token
-            target += 1 if count > 0 else -1
-        first, found, col = None, None, 0
-        for token, text in self._parts(active, target):
-            first = token if first is None else first
-            if col > column:
-                break
-            found, col = token, col + cell_len(text)
-        if found is None:
-            return None
-        # A row that holds only the rest of a long token has no cursor of its own: go on in the same direction.
-        if self.row_at(active, found) == row and count:
-            return found + (1 if count > 0 else -1)
-        return found
-
-    def _column(self, view: LaneView, row: int, cursor: int) -> int:
-        col = 0
-        for token, text in self._parts(view, row):
-            if token >= cursor:
-                break
-            col += cell_len(text)
-        return col
-
-    def _parts(self, view: LaneView, row: int) -> list[tuple[int, str]]:
-        """Positions and texts of a row of a pane."""
-        board = self._board
-        layout = board.layout(self.text_width)
-        if row < len(layout):
-            return list(layout.parts(row))
-        return [(token + board.count, text) for token, text in view.tail.layout.parts(row - len(layout) - 1)]
 
     @property
     def _board(self) -> Board:
@@ -190,7 +134,8 @@ class TokenPanes(Lines):
         active = board.active
         cursor = board.transport.cursor
         if active is not None:
-            self._scroll(self.row_at(active, cursor), height, self.rows_of(active, board.shown_of(active)))
+            rows = self.rows
+            self._scroll(rows.at(active, cursor), height, rows.count(active, board.shown_of(active)))
         drawn = [self._draw(view, cursor, height) for view in views]
         before, self._drawn = self._drawn, drawn
         panes = grid(self.size.width, len(views))
@@ -203,13 +148,17 @@ class TokenPanes(Lines):
             if (old.lane, old.top, old.status) != (new.lane, new.top, new.status):
                 self.refresh(Region(x, 0, width, height))
                 continue
-            rows = {old.cursor_row, new.cursor_row, *range(min(old.last_row, new.last_row), max(old.last_row, new.last_row) + 1)}
+            rows = {
+                old.cursor_row,
+                new.cursor_row,
+                *range(min(old.last_row, new.last_row), max(old.last_row, new.last_row) + 1),
+            }
             spans = [row - new.top for row in rows if 0 <= row - new.top < height]
             if spans:
                 self.refresh(Region(x, min(spans), width, max(spans) - min(spans) + 1))
 
     def _scroll(self, row: int, height: int, rows: int) -> None:
-        """Bring a row into view: by as little as possible, and while text grows by a quarter page, so that it can be read."""
+        """Bring a row into view: by as little as possible; while text grows, by a quarter page, to be read."""
         transport = self._board.transport
         if transport.follow or transport.playing:
             self.top = _jump(self.top, row, height)
@@ -223,10 +172,10 @@ class TokenPanes(Lines):
     def _draw(self, view: LaneView, cursor: int, height: int) -> Drawn:
         board, record = self._board, view.lane.record
         shown = board.shown_of(view)
-        last = max(0, self.rows_of(view, shown) - 1)
+        last = max(0, self.rows.count(view, shown) - 1)
         room = max(1, height - len(self._notice(view, self._width_of(view))))
         here = cursor < shown
-        cursor_row = self.row_at(view, cursor) if here else -1
+        cursor_row = self.rows.at(view, cursor) if here else -1
         top = self.top
         if not here or not top <= cursor_row < top + room:
             # A lane that is not there yet keeps to its own newest row.
@@ -311,7 +260,11 @@ class TokenPanes(Lines):
                 break
             code = int(codes[token])
             # A line break is invisible; where it diverged it gets a mark, in the column that wrapping leaves free.
-            if not text and (code & FLIP or (code >> KIND_SHIFT == 0 and 2 <= code & 7 <= 4)) and texts[indices[token]][:1] == "\n":
+            if (
+                not text
+                and (code & FLIP or (code >> KIND_SHIFT == 0 and 2 <= code & 7 <= 4))
+                and texts[indices[token]][:1] == "\n"
+            ):
                 text = "↵"
             style, bare = tokens[code], spaced[indices[token]] and ink.marked[code]
             if ink.marked[code] and text.isspace() and not code & FLIP:
@@ -327,7 +280,7 @@ class TokenPanes(Lines):
         return self._assemble(margin, runs, width, cursor, drawn.active)
 
     def _assemble(self, margin: Segment, runs: list[Run], width: int, cursor: int, active: bool) -> list[Segment]:
-        """One row of exactly `width` cells: the margin, runs of equal style joined, and on the cursor's row its ground."""
+        """One row of exactly `width` cells: the margin, then runs of equal style joined."""
         ink = self.desk.ink
         ground = ink.text if cursor < 0 else ink.text + ink.row
         first = margin if cursor < 0 else Segment(margin.text, (margin.style or ink.text) + ink.row)
@@ -365,7 +318,9 @@ class TokenPanes(Lines):
     # ---- mouse
 
     def _pane_at(self, x: int) -> tuple[LaneView, Drawn, int] | None:
-        for (left, width), view, drawn in zip(grid(self.size.width, len(self._views)), self._views, self._drawn, strict=True):
+        for (left, width), view, drawn in zip(
+            grid(self.size.width, len(self._views)), self._views, self._drawn, strict=True
+        ):
             if left <= x < left + width:
                 return view, drawn, x - left
         return None
@@ -374,17 +329,10 @@ class TokenPanes(Lines):
         if (found := self._pane_at(event.x)) is None:
             return
         view, drawn, x = found
-        self.post_message(self.Clicked(drawn.lane, self._token_at(view, drawn, drawn.top + event.y, x - MARGIN)))
-
-    def _token_at(self, view: LaneView, drawn: Drawn, row: int, x: int) -> int | None:
-        if row > drawn.last_row or row == len(self._board.layout(self.text_width)):
-            return None
-        found, col = None, 0
-        for token, text in self._parts(view, row):
-            if token >= drawn.shown or (found is not None and col > x):
-                break
-            found, col = token, col + cell_len(text)
-        return found
+        row = drawn.top + event.y
+        position = self.rows.hit(view, row, x - MARGIN) if row <= drawn.last_row else None
+        shown = position is not None and position < drawn.shown
+        self.post_message(self.Clicked(drawn.lane, position if shown else None))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
@@ -398,17 +346,3 @@ class TokenPanes(Lines):
 def _jump(top: int, row: int, height: int) -> int:
     """The top row that shows `row`: unchanged where it is in view, else with a quarter page free below."""
     return top if top <= row < top + height else max(0, row - height + 1 + height // 4)
-
-
-def waiting_lane(desk: Desk, view: LaneView, y: int, width: int) -> list[Segment]:
-    """A pane with nothing measured yet says what it waits for, calmly, at the top."""
-    record, ink = view.lane.record, desk.ink
-    words = {
-        "queued": "queued behind the other lanes",
-        "running": view.lane.phase or "loading",
-        "cancelled": "stopped, nothing measured",
-    }
-    row = Row(width, ink.text)
-    if y == 1:
-        row.to(MARGIN).add(words.get(record.status, "nothing measured"), ink.muted)
-    return row.segments()

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from workbench.config.settings import Settings, parse_settings, read_settings
+
+
+def test_no_file_is_the_defaults(tmp_path):
+    assert read_settings(tmp_path / "settings.toml") == Settings()
+
+
+def test_theme_and_keys_are_read(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('theme = "paper"\n[keys]\nzoom = "Z"\nflip-next = "],n"\n')
+    settings = read_settings(path)
+    assert (settings.theme, dict(settings.keys), settings.problems) == ("paper", {"zoom": "Z", "flip-next": "],n"}, ())
+
+
+def test_wrong_fields_are_named_and_the_rest_is_kept():
+    settings = parse_settings('theme = 3\nfont = "x"\n[keys]\nzoom = ["z"]\nhelp = "f1"\n')
+    assert settings.theme == "harbour"
+    assert dict(settings.keys) == {"help": "f1"}
+    said = " ".join(map(str, settings.problems))
+    assert all(word in said for word in ("theme must be", "unknown setting 'font'", "[keys] zoom must be"))
+
+
+def test_damaged_files_are_a_problem_and_the_defaults(tmp_path):
+    path = tmp_path / "settings.toml"
+    for data, word in ((b"theme = ", "not TOML"), (b"\xff\xfe", "not UTF-8"), (b"#" * 100_000, "larger than")):
+        path.write_bytes(data)
+        settings = read_settings(path)
+        assert settings.theme == "harbour"
+        assert word in str(settings.problems[0])
+    assert "cannot be read" in str(read_settings(tmp_path).problems[0])
+
+
+def test_keys_that_are_no_table_are_a_problem():
+    assert "must be a table" in str(parse_settings('keys = "z"').problems[0])
