@@ -190,7 +190,6 @@ def measure_decoding(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=tokens,
-            min_new_tokens=tokens,
             do_sample=False,
             pad_token_id=0,
             streamer=clock,
@@ -202,6 +201,7 @@ def measure_decoding(
         backend.generate(Generate(1, tokens, arrays={"ids": ids}), job)  # pyright: ignore[reportArgumentType]
         return job.speed
 
+    loaded.model.generation_config.eos_token_id = None
     bare(), ours()
     pairs = [(bare(), ours()) for _ in range(rounds)]
     slow, fast = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)

@@ -168,10 +168,9 @@ class Terminal:
 
 def states():
     """The synthetic sessions of the tests."""
-    for folder in (ROOT, ROOT / "tests"):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    from ui import states as module
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from tests.ui import states as module
 
     return module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,18 @@ def shared() -> Path:
             pytest.fail("the shared data folder is required here and absent")
         pytest.skip("needs the shared data folder beside the checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded model's folder, fetched and converted once; tests that need it skip by name where it cannot be had."""
+    from workbench.engines.models import find_model
+    from workbench.errors import ModelError
+    from workbench.run.convert import converter
+
+    try:
+        return find_model("smollm2-135m", converter(sys.executable)).folder
+    except ModelError as error:
+        if os.environ.get("WORKBENCH_MODEL") == "required":
+            raise
+        pytest.skip(f"needs the embedded model: {error}")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ui.harness import make_app, opened, press, text_of
-from ui.states import FakeRunner, make_state, rewind, set_status
+from tests.ui.harness import make_app, opened, press, text_of
+from tests.ui.states import FakeRunner, make_state, rewind, set_status
 from workbench.config.settings import Settings
 from workbench.ui.actions import ACTIONS, FOOTER, FOOTER_END, action, keys_of, resolve_keys
 from workbench.ui.screens.help import HelpScreen

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ui.states import grow, make_state, rewind, set_status
+from tests.ui.states import grow, make_state, rewind, set_status
 from workbench.ui.board import Board
 from workbench.ui.measures import EXCLUDED, FLIP, KL_LEVELS, densest, depth_start, depth_stop, speeds
 

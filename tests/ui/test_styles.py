@@ -7,8 +7,8 @@ from rich.segment import Segment
 from textual.color import Color
 from textual.filter import Monochrome, NoColor
 
-from ui.harness import THEMES, opened
-from ui.states import make_state
+from tests.ui.harness import THEMES, opened
+from tests.ui.states import make_state
 from workbench.ui.measures import FLIP, KIND_SHIFT
 from workbench.ui.pieces import USER
 from workbench.ui.styles import flip_style, ink, level_style, textual_theme

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ui.harness import SMALL, opened, press, text_of
-from ui.states import FakeRunner, make_state
+from tests.ui.harness import SMALL, opened, press, text_of
+from tests.ui.states import FakeRunner, make_state
 from workbench.config import axes
 from workbench.config.lane import Configuration
 from workbench.ui.screens import switcher

@@ -14,7 +14,7 @@ import pytest
 
 from workbench.config.lane import parse_spec
 from workbench.protocol import events
-from workbench.protocol.columns import count_rows, join
+from workbench.protocol.columns import count_rows, cut, join
 from workbench.protocol.wire import pack, read_frame
 from workbench.worker import channel
 
@@ -121,8 +121,10 @@ def test_record_compare_and_generate_over_frames(child, tiny_llama, stream):
 
     started = child.start(tiny_llama, SPEC.replace("kv=fp32", "kv=int4"), job=12)
     assert started.effective["weights_kept"]
+    child.send(events.Feed(13, 1, cut("trace", trace, 0, 5)))
     child.send(events.Score(13, 1, False, arrays={"ids": stream}))
-    child.send(events.Feed(13, 1, trace))
+    for first, stop in ((6, 41), (41, 42), (42, 100)):
+        child.send(events.Feed(13, first, cut("trace", trace, first - 1, stop - 1)))
     child.until(events.Scored, job=13)
     rows = child.rows(13)
     assert len(rows["kl"]) == 99

@@ -133,6 +133,22 @@ def test_cropping_and_going_on_gives_what_a_fresh_context_gives(tiny, loaded, st
     assert torch.equal(run(model, ids[32:], [0, 28]), fresh[32:])
 
 
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_dequantising_in_blocks_gives_what_one_piece_gives(tiny_llama, loaded, stream, kv, monkeypatch):
+    ids = torch.from_numpy(stream).long()
+
+    def logits():
+        model = loaded(tiny_llama, kv)
+        model.cache = make_cache(kv, model.model.config, 128, torch.bfloat16, CPU)
+        model.model.bfloat16()
+        return run(model, ids, [0, 32, 90, 91, 100]), model.cache.workspace_bytes
+
+    (whole, large), _ = logits(), monkeypatch.setattr(kvcache, "CPU_BLOCK", 24)
+    blocks, small = logits()
+    assert torch.equal(whole, blocks)
+    assert small < large
+
+
 def test_more_tokens_than_the_cache_holds_are_an_error_and_not_a_wrong_answer(tiny_llama, loaded, stream):
     model = loaded(tiny_llama, "int8", context=40)
     ids = torch.from_numpy(stream).long()

@@ -17,8 +17,10 @@ from workbench.errors import Cancelled, ConfigurationError, WorkbenchError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0].endswith(".wbs"):
+        words.insert(0, "replay")  # `workbench FILE`
+    options = build_parser().parse_args(words)
     module, _, name = str(options.command).partition(".")
     command: Callable[..., int] = getattr(importlib.import_module(f"workbench.cli.{module}"), name)
     try:

@@ -6,12 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from workbench import paths
 from workbench.cli.parser import build_parser
+from workbench.config.settings import read_settings
+from workbench.config.theme import load_themes
 from workbench.run.live import LiveRunner
 from workbench.run.prepare import Ask
 from workbench.store.playback import load_state
 from workbench.store.saved import SavedSession
-from workbench.ui.app import Workbench
+from workbench.store.state import SessionState
+from workbench.ui.app import WorkbenchApp
 
 
 def start(_options: argparse.Namespace) -> int:
@@ -28,14 +32,22 @@ def open_live(ask: Ask) -> int:
     """The app on an experiment that starts behind it."""
     runner = LiveRunner(ask)
     try:
-        Workbench(runner=runner).run()
+        _app(runner=runner).run()
     finally:
         runner.close()
+    if runner.state is not None:
+        print(f"saved: {runner.state.path}")
     return 0
 
 
 def open_file(path: Path) -> int:
-    """The app on a saved session, without any engine."""
+    """The app on a saved session, playing, without any engine."""
     with SavedSession.open(path) as saved:
-        Workbench(state=load_state(saved)).run()
+        _app(state=load_state(saved), playing=True).run()
     return 0
+
+
+def _app(*, state: SessionState | None = None, runner: LiveRunner | None = None, playing: bool = False) -> WorkbenchApp:
+    themes, problems = load_themes([paths.themes_dir(), paths.config_dir() / "themes"])
+    settings = read_settings(paths.config_dir() / "settings.toml")
+    return WorkbenchApp(themes, settings, state=state, runner=runner, problems=problems, playing=playing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from workbench.session.tokenizer import Tokenizer
 from workbench.store.saved import SavedSession
 
 Say = Callable[[str], None]
+SAY_SECONDS = 2.0
 NO_LIMIT = 1 << 40
 """The context of a model that does not say its limit."""
 
@@ -92,14 +94,15 @@ def usable_environment(engine: str) -> Environment:
 
 
 def told(say: Say) -> Callable[[str, int, int], None]:
-    """A model cache's progress as narration: one line a phase, and one for each tenth of it."""
-    last = ""
+    """A model cache's progress as narration: a line a phase, and one every two seconds while it lasts."""
+    phase_said, said = "", 0.0
 
     def progress(phase: str, done: int, total: int) -> None:
-        nonlocal last
-        line = f"model: {phase}" + (f" {10 * (10 * done // total)} %" if total else "")
-        if line != last:
-            say(line)
-            last = line
+        nonlocal phase_said, said
+        now = time.monotonic()
+        if phase == phase_said and now - said < SAY_SECONDS:
+            return
+        say(f"model: {phase}" + (f" {100 * done // total} %" if total and done else ""))
+        phase_said, said = phase, now
 
     return progress

@@ -53,9 +53,8 @@ def cached(key: str) -> Path | None:
         return None
     try:
         with SavedSession.open(path) as saved:
-            whole = not saved.damage and any(
-                lane.kind == "reference" and lane.status == "done" for lane in saved.lanes()
-            )
+            recorded = any(lane.kind == "reference" and lane.status == "done" for lane in saved.lanes())
+            whole = recorded and not saved.verify()
     except SavedSessionError:
         whole = False
     return path if whole else None

@@ -67,6 +67,7 @@ class WorkbenchApp(App[None]):
         self.keys, clashes = resolve_keys(settings.keys)
         self.problems += clashes
         self.state = state
+        self.playing = playing
         self.runner = runner
         wanted = (
             settings.theme
@@ -99,6 +100,7 @@ class WorkbenchApp(App[None]):
 
     def get_default_screen(self) -> Screen[None]:
         screen = LanesScreen(self.desk, self.runner)
+        screen.play_when_ready = self.playing
         self.lanes = screen
         return screen
 
@@ -205,12 +207,3 @@ class WorkbenchApp(App[None]):
 
         if not isinstance(self.screen, ThemeScreen):
             self.push_screen(ThemeScreen(sorted(self.palettes), self.theme, self.refused))
-
-
-def run_app(app: WorkbenchApp) -> None:
-    """Run until the user quits, then end what the runner runs. The terminal is given back before that."""
-    try:
-        app.run()
-    finally:
-        if app.runner is not None:
-            app.runner.close()

@@ -134,7 +134,7 @@ class Board:
     def shown_of(self, view: LaneView) -> int:
         """How many positions of a lane may be drawn: what it got to, at most what the playhead passed."""
         edge = view.measures.edge
-        if edge >= self.count:
+        if 0 < self.count <= edge:
             edge = self.count + len(view.tail.text)
         return min(edge, self.transport.shown)
 

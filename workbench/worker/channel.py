@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from workbench.errors import Cancelled
@@ -27,15 +27,8 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-@dataclass(slots=True)
-class _Pieces:
-    """The fed trace rows of one job, pieces in order, dropped once they are used."""
-
-    pieces: list[tuple[int, Arrays]] = field(default_factory=list)
-
-
 class Channel:
-    """Requests in, events out. Sending is safe from any thread."""
+    """Requests in, events out. Jobs are numbered upwards. Sending is safe from any thread."""
 
     def __init__(self, requests: BinaryIO, events: BinaryIO) -> None:
         self._requests, self._events = requests, events
@@ -44,7 +37,7 @@ class Channel:
         self._changed = threading.Condition()
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()
-        self._fed: dict[int, _Pieces] = {}
+        self._fed: dict[int, list[tuple[int, Arrays]]] = {}  # job: pieces of the trace, in order
         self._finished = -1
 
     def watch(self) -> None:
@@ -80,23 +73,23 @@ class Channel:
         return job in self._cancelled
 
     def take(self, job: int, first: int, stop: int) -> Arrays:
-        """Trace rows of the positions `first` to `stop`, waited for; rows before `stop` are then dropped.
+        """Trace rows of the positions `first` to `stop`, waited for; what lies before `stop` is then dropped.
 
-        Raises Cancelled, and WireError where pieces overlap or leave a gap.
+        Pieces come in order, of any size. Raises Cancelled.
         """
         with self._changed:
-            fed = self._fed.setdefault(job, _Pieces())
+            pieces = self._fed.setdefault(job, [])
             while True:
                 if job in self._cancelled:
                     raise Cancelled("cancelled while waiting for the reference's trace")
                 parts, reached = [], first
-                for start, arrays in fed.pieces:
+                for start, arrays in pieces:
                     end = start + count_rows("trace", arrays)
                     if reached < stop and start <= reached < end:
                         parts.append(cut("trace", arrays, reached - start, min(end, stop) - start))
                         reached = min(end, stop)
                 if reached >= stop:
-                    fed.pieces = [(a, x) for a, x in fed.pieces if a + len(x["logprob"]) > stop]
+                    pieces[:] = [(a, x) for a, x in pieces if a + len(x["logprob"]) > stop]
                     return join("trace", parts)
                 self._changed.wait()
 
@@ -138,7 +131,7 @@ class Channel:
                     self._cancelled.add(request.job)
             elif isinstance(request, Feed):
                 if request.job > self._finished:
-                    self._fed.setdefault(request.job, _Pieces()).pieces.append((request.first, request.arrays))
+                    self._fed.setdefault(request.job, []).append((request.first, request.arrays))
             else:
                 self._inbox.append(request)
             self._changed.notify_all()

@@ -52,7 +52,7 @@ class Header(Lines):
             style = ink.active if view is board.active else ink.strong if view in seen else ink.muted
             row.add("▌" if view is board.active else " ", ink.active + ink.row)
             row.add(f"{view.number} {name} ", style + ink.row, limit=max(6, width // max(1, len(board.views)) - 2))
-        return row.right((f" {len(seen)} of {len(board.views)} lanes · tab ", ink.muted + ink.row)).segments()
+        return row.right((f" {len(seen)} of {len(board.views)} ", ink.muted + ink.row), ("tab ", ink.accent + ink.row)).segments()
 
 
 class Legend(Lines):

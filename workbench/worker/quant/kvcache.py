@@ -158,7 +158,7 @@ class QuantizedLayer(_Layer):
             part = slice(start, min(start + size, stop))
             codes, scale, minimum = (x[index][:, part] for x in (self.codes, self.scale, self.minimum))
             target = output[0, :, part] if block is None else block[:, : part.stop - start]
-            dequantize(codes, scale, minimum, self.bits, target.view(codes.shape[:3] + (self.group,)))
+            dequantize(codes, scale, minimum, self.bits, target.view((*codes.shape[:3], self.group)))
             if block is not None:
                 output[0, :, part] = target
         return output

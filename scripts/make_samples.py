@@ -18,7 +18,7 @@ DEMO_TOKENS = 8192 - 128
 
 
 def main(model: Path, rows: Path) -> None:
-    """Write dice.json, demo.json and refactor-long.json beside this script and print their sizes."""
+    """Write dice.json, demo.json and refactor-long.json into sessions/ and print their sizes."""
     renderer = Renderer.load(model)
     dice = load_session(f"{rows}/short.jsonl#pydanticai-deepseek-deferred-capability-with-thinking")
     coding = load_session(f"{rows}/long.jsonl#pi-coding-opus45-seg3")
@@ -30,7 +30,7 @@ def main(model: Path, rows: Path) -> None:
     }
     for name, (title, session) in samples.items():
         named = replace(session, id=name, title=title, meta={**session.meta, "row": session.id})
-        path = Path(__file__).with_name(f"{name}.json")
+        path = Path(__file__).parents[1] / "sessions" / f"{name}.json"
         path.write_text(json.dumps(named.to_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         facts = render(named, renderer).facts
         print(
