@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     chosen = parser.parse_args()
     folder = Path(chosen.model) if chosen.model else find_model(EMBEDDED_MODEL, convert).folder
-    positions, prompt, tokens = (1025, 256, 13) if chosen.quick else (4097, 1024, 65)
+    positions, prompt, tokens = (1537, 128, 13) if chosen.quick else (4097, 1024, 65)
     text = Path(source_of_text.__file__).read_text(encoding="utf-8")
     ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:positions], dtype="<i4")
     backend = make()

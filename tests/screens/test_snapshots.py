@@ -22,7 +22,9 @@ def failed_state():
     rewind(state.lanes[2], 2000)
     set_status(state.lanes[2], "done")
     rewind(state.lanes[3], 1200)
-    set_status(state.lanes[3], "failed", reason="the engine process was killed (signal 9)\nloading weights\nout of memory")
+    set_status(
+        state.lanes[3], "failed", reason="the engine process was killed (signal 9)\nloading weights\nout of memory"
+    )
     return state
 
 

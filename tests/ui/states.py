@@ -237,9 +237,12 @@ def make_state(
     vocabulary, n = len(words.table), len(stream["ids"])
     rows = Columns("rows", 1, REFERENCE_COLUMNS)
     rows.append(1, lane_rows(stream, vocabulary, 0.0, 0))
-    measured = {"decode_tps": 63.4, "prefill_tps": 702.0}
+    made = {"model_name": "smollm2-135m"}
+    measured = {"prefill_tokens": n, "prefill_seconds": n / 702, "decode": {"median_tps": 63.4}}
     reference = LaneState(
-        LaneRecord(1, "reference", "reference", Configuration().to_json(), status="done", stats=measured),
+        LaneRecord(
+            1, "reference", "reference", Configuration().to_json(), status="done", manifest=made, stats=measured
+        ),
         rows,
         tails[0],
         entropy=np.random.default_rng(5).gamma(0.6, 0.7, n - 1).astype(np.float32),
@@ -253,7 +256,7 @@ def make_state(
     return SessionState(
         title="repo-fix-07",
         session={"messages": out.messages},
-        facts={"model": "smollm2-135m"},
+        facts={},
         stream=stream,
         lanes=lanes,
         token_bytes=words.bytes_of,

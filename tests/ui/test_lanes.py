@@ -37,7 +37,7 @@ def hostile_state():
     state = make_state(turns=2)
     state.token_bytes = lambda token: HOSTILE[token % len(HOSTILE)]
     state.title = "\x1b[2J[red]title\u202e"
-    state.facts = {"model": "\x1b]0;x\x07model"}
+    set_status(state.lanes[0], "done", manifest={"model_name": "\x1b]0;x\x07model"})
     state.damage = ["lost \x1b[31mchunk"]
     set_status(state.lanes[1], "failed", reason="\x1b[2J[red]reason\nlog \x1b[0m line\u202e", name="\x1b[1mname")
     return state
@@ -54,7 +54,8 @@ async def test_every_line_is_exactly_as_wide_as_the_terminal(size):
 
 
 @pytest.mark.parametrize(
-    ("size", "lanes"), [((200, 60), 4), (WIDE, 4), ((120, 34), 3), (SMALL, 2), ((72, 24), 2), ((71, 24), 1), ((60, 20), 1)]
+    ("size", "lanes"),
+    [((200, 60), 4), (WIDE, 4), ((120, 34), 3), (SMALL, 2), ((72, 24), 2), ((71, 24), 1), ((60, 20), 1)],
 )
 async def test_as_many_lanes_stand_side_by_side_as_fit(size, lanes):
     async with opened(size, state=make_state()) as (app, pilot):
@@ -208,6 +209,30 @@ async def test_a_failed_lane_shows_reason_and_log_and_the_others_go_on():
             assert app.lanes.board.views[2].measures.edge == len(state.lanes[2].rows) + 1
 
 
+async def test_a_lane_that_runs_again_is_drawn_from_its_new_rows():
+    state = make_state()
+    lane = state.lanes[3]
+    async with opened(state=state, runner=FakeRunner(state)) as (app, pilot):
+        await press(pilot, "4")
+        old = [app.lanes.tokens.render_line(y) for y in range(app.lanes.tokens.size.height)]
+        everything = rewind(lane, 0)
+        state.version += 1
+        app.lanes.tick()
+        await settle(pilot)
+        assert "prefill" not in text_of(app, "tokens")
+        assert "loading" in text_of(app, "tokens")
+        everything["kl"][:] = 0
+        everything["rank"][:] = 1
+        grow(lane, everything, 10_000)
+        state.version += 1
+        app.lanes.tick()
+        await settle(pilot)
+        new = [app.lanes.tokens.render_line(y) for y in range(app.lanes.tokens.size.height)]
+        left = [segment for strip in new for segment in strip.crop(120, 159) if segment.style.reverse]
+        assert any(segment.style.reverse for strip in old for segment in strip.crop(120, 159))
+        assert left == []
+
+
 async def test_excluded_positions_are_struck_through_and_said():
     state = make_state()
     position = int(np.flatnonzero(state.stream["generated"])[5])
@@ -230,7 +255,9 @@ async def test_hostile_text_reaches_the_terminal_neither_as_escapes_nor_as_marku
                 await press(pilot, *keys)
                 rows = rows_of(app)
                 text = "\n".join(rows)
-                assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufe0f]", text)
+                assert not re.search(
+                    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufe0f]", text
+                )
                 assert "\ufffd" not in text
                 assert {cell_len(row) for row in rows} == {size[0]}
             await press(pilot, "escape", "z", "home")
@@ -276,6 +303,21 @@ async def test_loading_shows_what_is_done_and_can_be_left(key):
         assert "converting 7 of 272" in text_of(app)
         await press(pilot, "down", "space", "z", "c", "right_square_bracket")
         await pilot.press(key)
+        assert app._exit
+
+
+async def test_a_start_that_fails_says_all_of_why_and_the_clock_stops():
+    reason = "The model cannot be fetched: " + "the index answered with an error, " * 6 + "try again later."
+    runner = FakeRunner(None, busy=True, message="preparing")
+    async with opened(SMALL, runner=runner) as (app, pilot):
+        runner.message, runner.busy = reason, False
+        app.lanes.tick()
+        app._look()
+        await settle(pilot)
+        words = " ".join(text_of(app, "tokens").split())
+        assert reason in words
+        assert not app.lanes._timer._active.is_set()
+        await pilot.press("q")
         assert app._exit
 
 

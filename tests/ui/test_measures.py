@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.ui.states import grow, make_state, rewind, set_status
+from workbench.store.state import Columns
 from workbench.ui.board import Board
 from workbench.ui.measures import EXCLUDED, FLIP, KL_LEVELS, densest, depth_start, depth_stop, speeds
 
@@ -55,6 +56,29 @@ def test_a_lane_that_is_measured_anew_starts_from_nothing():
     assert not (board.views[1].measures.codes[11:] & FLIP).any()
 
 
+def test_rows_that_a_resumed_lane_fills_in_are_taken_in():
+    state = make_state()
+    rows = state.lanes[1].rows
+    rows.column("valid")[100:200] = 0
+    board = Board(state)
+    assert (board.views[1].measures.codes[101:201] & 7 == EXCLUDED).all()
+    rows.column("valid")[100:200] = 1
+    assert board.update() == {2}
+    assert not (board.views[1].measures.codes[101:201] & 7 == EXCLUDED).any()
+
+
+def test_a_lane_that_scores_from_a_later_position_keeps_its_places():
+    state = make_state()
+    lane = state.lanes[1]
+    names = tuple(lane.rows._arrays)
+    late = Columns("rows", 1001)
+    late.append(1001, {name: lane.rows.column(name)[1000:] for name in names})
+    lane.rows, whole = late, Board(make_state()).views[1].measures
+    measures = Board(state).views[1].measures
+    assert measures.edge == len(state.stream["ids"])
+    assert np.array_equal(measures.codes[1001:], whole.codes[1001:])
+
+
 def test_flips_are_found_forwards_and_backwards():
     measures = Board(make_state()).views[3].measures
     flips = np.flatnonzero(measures.codes & FLIP).tolist()
@@ -75,7 +99,7 @@ def test_speeds_come_from_the_statistics_and_else_from_the_columns():
     lane = state.lanes[1]
     decode, prefill = speeds(lane)
     assert round(decode, 1) == 64.0 and round(prefill) == 640
-    set_status(lane, "done", stats={"decode_tps": 12.5, "prefill_tps": 99.0})
+    set_status(lane, "done", stats={"decode": {"median_tps": 12.5}, "prefill_tokens": 198, "prefill_seconds": 2.0})
     assert speeds(lane) == (12.5, 99.0)
 
 

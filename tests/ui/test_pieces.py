@@ -57,4 +57,7 @@ def test_kinds_follow_the_messages_and_fall_back_on_roles():
     assert message_kinds(roles, np.zeros(5, np.int32), []).tolist() == [SYSTEM, USER, ASSISTANT, TOOL, ASSISTANT]
     names = ["developer", "user", "assistant", "tool"]
     messages = np.array([0, 1, 2, 3, -1], np.int32)
-    assert message_kinds(roles, messages, names).tolist() == [SYSTEM, USER, ASSISTANT, TOOL, SYSTEM]
+    assert message_kinds(roles, messages, names).tolist() == [SYSTEM, USER, ASSISTANT, TOOL, ASSISTANT]
+    roles = np.array([Role.STRUCTURE, Role.SYSTEM, Role.STRUCTURE, Role.USER, Role.STRUCTURE], np.uint8)
+    messages = np.array([-1, -1, -1, 1, -1], np.int32)
+    assert message_kinds(roles, messages, names).tolist() == [SYSTEM, SYSTEM, SYSTEM, USER, ASSISTANT]

@@ -6,7 +6,7 @@ import torch
 
 from workbench.errors import Cancelled, ConfigurationError
 from workbench.protocol.events import Score
-from workbench.worker.forcing import Scoring, check_request, passes
+from workbench.worker.forcing import Scoring, check_request, passes, tokens_kept
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def score(model, job, ids, **fields):
     arrays = {"ids": ids} if single is None else {"ids": ids, "single": single}
     request = Score(**{"job": 1, "first": 1, "record": True, "arrays": arrays, **fields})
     check_request(request, model.cache.context, 300, model.tokens)
-    model.truncate(request.reuse)
+    model.truncate(tokens_kept(request))
     with torch.inference_mode():
         stats = Scoring(model, request, job, chunk, CPU).run()
     model.tokens = ids.tolist()
@@ -126,7 +126,7 @@ def test_ids_beyond_the_tokenizer_are_padding_and_carry_no_rows(tiny_llama, load
     ("fields", "words"),
     [
         ({"path": "sideways"}, "path is prefill or decode"),
-        ({"first": 0}, "rows from position 0"),
+        ({"first": 0}, "the first is 1"),
         ({"reuse": 5, "first": 6}, "does not hold the 5 tokens"),
         ({"ids": np.zeros(200, "<i4")}, "200 tokens do not fit a context of 128"),
         ({"ids": np.full(5, 300, "<i4")}, "ids must lie in 0 to 299"),
@@ -141,9 +141,18 @@ def test_what_cannot_be_scored_is_refused_before_anything_runs(tiny_llama, loade
     assert not job.sent
 
 
-def test_rows_from_reused_positions_are_refused_with_the_first_that_can_come(tiny_llama, loaded, stream, recorder):
+def test_rows_of_reused_positions_are_run_again_and_all_rows_are_those_of_a_kept_cache(
+    tiny_llama, loaded, stream, recorder
+):
+    kept, again = recorder(), recorder()
     model = loaded(tiny_llama)
-    score(model, recorder(), stream)
-    with pytest.raises(ConfigurationError) as caught:
-        score(model, recorder(), stream, reuse=10, first=1)
-    assert "from position 11 on" in caught.value.next
+    score(model, recorder(), stream[:45])
+    stats = score(model, kept, stream, reuse=45, first=46)
+    assert stats["prefill_tokens"] == 55
+    model = loaded(tiny_llama)
+    score(model, recorder(), stream[:45])
+    stats = score(model, again, stream, reuse=45, first=1)
+    assert (stats["prefill_tokens"], again.sent[0][0]) == (100, 1)
+    rows = again.joined("trace")["logprob"]
+    assert len(rows) == 99
+    assert np.array_equal(rows[45:], kept.joined("trace")["logprob"])

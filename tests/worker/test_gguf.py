@@ -234,7 +234,8 @@ def test_large_models_are_written_in_shards_with_an_index(gguf, tmp_path, monkey
 
 def test_the_embedded_models_tokenizer_gives_back_every_edge_case(smollm2, shared):
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
-    cases = [json.loads(line) for line in (shared / "tokenizer" / "edge_cases.jsonl").open(encoding="utf-8")]
+    lines = (shared / "data" / "tokenizer" / "edge_cases.jsonl").read_text(encoding="utf-8").splitlines()
+    cases = [json.loads(line) for line in lines]
     texts = [
         case["text"] if "text" in case else base64.b64decode(case["bytes_b64"]).decode("utf-8", "replace")
         for case in cases

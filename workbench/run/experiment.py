@@ -293,7 +293,7 @@ class Experiment:
             "trace_seed": references.TRACE_SEED,
             "reference_key": self.key,
             "processor": references.processor(),
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
             "started": time.time(),
         }
 

@@ -74,11 +74,13 @@ class Measures:
     def __init__(self, lane: LaneState, shared: Shared) -> None:
         self.lane = lane
         self.shared = shared
+        self.resets = 0  # how often the lane was measured anew: what was drawn before is void
         self._reset()
 
     def _reset(self) -> None:
         self._rows = self.lane.rows
         self.seen = 0
+        self._absent = 0  # rows not valid, or not there yet
         self.codes = self.shared.base_codes.copy()
         self.n = self.flips = self.excluded = 0
         self.kl_sum = 0.0
@@ -116,17 +118,20 @@ class Measures:
 
     def update(self) -> bool:
         """Take in the rows that came; True where something changed."""
-        rows = self.lane.rows
-        if rows is not self._rows or len(rows) < self.seen:
+        rows, began = self.lane.rows, self.resets
+        if rows is not self._rows or len(rows) < self.seen or self._filled():
+            self.resets += 1
             self._reset()
-            rows = self._rows
         start, stop = self.seen, min(len(rows), self.shared.count - rows.first)
-        if stop <= start:
-            return False
-        self.seen = stop
-        if not self.is_reference:
-            self._measure(start, stop)
-        return True
+        if stop > start:
+            self.seen = stop
+            if not self.is_reference:
+                self._measure(start, stop)
+        return stop > start or self.resets != began
+
+    def _filled(self) -> bool:
+        """Whether a resumed lane brought rows that were not there before."""
+        return self._absent > 0 and int((self.lane.rows.column("valid")[: self.seen] == 0).sum()) != self._absent
 
     def _measure(self, start: int, stop: int) -> None:
         rows, shared = self.lane.rows, self.shared
@@ -137,6 +142,7 @@ class Measures:
         flip = (rows.column("rank")[start:stop] != 1) & valid & headline
         level = np.searchsorted(np.asarray(KL_LEVELS, np.float32), kl, side="right").astype(np.uint8)
         level[~valid] = EXCLUDED
+        self._absent += int((~valid).sum())
         self.codes[first:last] = level | shared.kind_codes[first:last] | np.where(flip, FLIP, 0).astype(np.uint8)
         used = headline & valid
         self.excluded += int((headline & ~valid).sum())
@@ -201,7 +207,10 @@ def depth_stop(start: int) -> int:
 def speeds(lane: LaneState) -> tuple[float | None, float | None]:
     """Decode and prefill tokens per second: what the lane's statistics say, else what its columns show so far."""
     stats = lane.record.stats
-    decode, prefill = stats.get("decode_tps"), stats.get("prefill_tps")
+    sample: dict[str, Any] = stats.get("decode") or {}
+    decode: float | None = sample.get("median_tps")
+    tokens, seconds = stats.get("prefill_tokens"), stats.get("prefill_seconds")
+    prefill: float | None = tokens / seconds if tokens and seconds else None
     if decode is None and len(lane.continuation) > 8:
         gaps = np.diff(lane.continuation.column("seconds"))
         middle = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
+from workbench.session.regions import Role
 from workbench.session.text import PieceDecoder, one_line
 
 UNKNOWN = -1
@@ -102,7 +103,11 @@ def message_kinds(roles: NDArray[Any], messages: NDArray[Any], names: Sequence[s
         table = np.array([lookup.get(name, ASSISTANT) for name in names], np.uint8)
         inside = (messages >= 0) & (messages < len(table))
         kinds[inside] = table[messages[inside]]
-    kinds[messages < 0] = SYSTEM
+    # What belongs to no message is the template's own: a system prompt, or at the end the opening of the next turn.
+    outside = np.flatnonzero(messages < 0)
+    for run in np.split(outside, np.flatnonzero(np.diff(outside) > 1) + 1):
+        said = roles[run][roles[run] != Role.STRUCTURE]
+        kinds[run] = by_role[said[0]] if len(said) else ASSISTANT
     return kinds
 
 

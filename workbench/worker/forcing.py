@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,14 +57,19 @@ def check_request(request: Score, context: int, width: int, held: Sequence[int])
         raise ConfigurationError(f"ids must lie in 0 to {width - 1}: another model's stream?", where="score")
     if request.path not in ("prefill", "decode") or (single is not None and single.shape != ids.shape):
         raise ConfigurationError("path is prefill or decode, and `single` has one value a token", where="score")
+    if request.first < 1:
+        raise ConfigurationError(f"rows from position {request.first} on: the first is 1", where="score")
     if not 0 <= request.reuse < len(ids) or list(held[: request.reuse]) != ids[: request.reuse].tolist():
         raise ConfigurationError(f"the KV cache does not hold the {request.reuse} tokens to be reused", where="score")
-    if request.first <= request.reuse:
-        raise ConfigurationError(
-            f"rows from position {request.first} on cannot come from a pass that begins at token {request.reuse}",
-            where="score",
-            next=f"Ask for rows from position {request.reuse + 1} on.",
-        )
+
+
+def tokens_kept(request: Score) -> int:
+    """Tokens of the KV cache that are not run again: `reuse`, or none where rows of the reused positions are wanted.
+
+    Those rows need the logits of a pass; run again over the same borders, it gives the same cache and, bit for bit, the
+    same rows after it as a cache that was kept.
+    """
+    return request.reuse if request.first > request.reuse else 0
 
 
 def passes(single: NDArray[Any] | None, start: int, n: int, chunk: int) -> Iterator[tuple[int, int, bool]]:
@@ -86,7 +92,7 @@ def passes(single: NDArray[Any] | None, start: int, n: int, chunk: int) -> Itera
 
 
 class Scoring:
-    """One Score request. `run()` sends its rows and leaves all n tokens in the KV cache, which holds `reuse` before."""
+    """One Score request on a KV cache of `tokens_kept` tokens. `run()` sends its rows and leaves all n in the cache."""
 
     def __init__(self, model: Model, request: Score, report: Report, chunk: int, device: torch.device) -> None:
         self.model, self.request, self.report, self.chunk = model, request, report, chunk
@@ -101,8 +107,10 @@ class Scoring:
     def run(self) -> dict[str, Any]:
         """The statistics of `Scored` that scoring itself knows; seconds leave out waiting for the trace."""
         pending: list[torch.Tensor] = []  # logits of tokens that ran alone, sent together after FLUSH_SECONDS
-        begin, since = self.request.reuse, time.perf_counter()
-        for start, stop, alone in passes(self.single, self.request.reuse, self.n, self.chunk):
+        begin, since = 0, time.perf_counter()
+        kept, reuse = tokens_kept(self.request), self.request.reuse
+        before = passes(self.single, kept, reuse, self.chunk)
+        for start, stop, alone in chain(before, passes(self.single, reuse, self.n, self.chunk)):
             self.report.check()
             if pending and not alone:
                 self._emit("decode", torch.cat(pending), begin)

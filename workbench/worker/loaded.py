@@ -49,8 +49,8 @@ class Loaded:
     def warm_flex(self, length: int) -> None:
         """Compile flex attention for the shapes to come, and find out whether it can be. Raises ConfigurationError."""
         try:
-            # The second chunk and the second token bring other lengths, for which flex is compiled once more.
-            for tokens in (length, length, 1, 1):
+            # The second chunk, a shorter last one and the second token bring lengths that are compiled once more.
+            for tokens in (length, length, max(1, length - 1), 1, 1):
                 self.forward(torch.zeros(tokens, dtype=torch.int64, device=self.device), 1)
         except WorkbenchError:
             raise

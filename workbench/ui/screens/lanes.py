@@ -300,7 +300,6 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
         else:
             self.runner.retry(active.lane.record.id)
             self.board.update()
-            self.tokens.forget(active.lane.record.id)
             self.redraw()
             self.wake()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 
@@ -12,7 +13,7 @@ from workbench.errors import ConfigurationError
 from workbench.store.state import LaneRecord
 from workbench.ui.board import LaneView
 from workbench.ui.measures import BINS, KL_LEVELS, speeds
-from workbench.ui.widgets.lines import BLOCKS, Lines, Row, depth, fill, grid, thousands
+from workbench.ui.widgets.lines import BLOCKS, Lines, Row, depth, figure, fill, grid, thousands
 
 HEIGHT, COMPACT_HEIGHT = 6, 3
 LABEL, VALUE = 9, 18  # columns where values and what follows them begin
@@ -140,8 +141,9 @@ class Gauges(Lines):
             if entropy is None or not len(entropy):
                 return row.add("—", ink.muted)
             used = entropy[measures.shared.generated[1 : len(entropy) + 1]]
-            mean = float(used.mean(dtype="float64")) if len(used) else 0.0
-            return row.add(f"{mean:.4f}", ink.text).to(VALUE).add("nat a written token", ink.muted)
+            used = used[np.isfinite(used)]
+            mean = float(used.mean(dtype=np.float64)) if len(used) else None
+            return row.add(figure(mean), ink.text).to(VALUE).add("nat a written token", ink.muted)
         self._label(row, "KL mean")
         mean = measures.kl_mean
         if mean is None:

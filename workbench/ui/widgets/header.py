@@ -24,7 +24,8 @@ class Header(Lines):
         row.add(" ", ink.text).add(board.state.title or "untitled", ink.strong, limit=max(8, width // 3))
         if width >= 100:
             row.add(f"  {board.shared.turns} turns · {thousands(board.count)} tok", ink.muted)
-            model = str(board.state.facts.get("model", "")) if isinstance(board.state.facts.get("model"), str) else ""
+            reference = board.state.reference
+            model = str(reference.record.manifest.get("model_name") or "") if reference is not None else ""
             row.add(f" · {model}" if model else "", ink.muted)
         parts: list[tuple[str, Style]] = []
         if board.state.damage:
@@ -52,7 +53,9 @@ class Header(Lines):
             style = ink.active if view is board.active else ink.strong if view in seen else ink.muted
             row.add("▌" if view is board.active else " ", ink.active + ink.row)
             row.add(f"{view.number} {name} ", style + ink.row, limit=max(6, width // max(1, len(board.views)) - 2))
-        return row.right((f" {len(seen)} of {len(board.views)} ", ink.muted + ink.row), ("tab ", ink.accent + ink.row)).segments()
+        return row.right(
+            (f" {len(seen)} of {len(board.views)} ", ink.muted + ink.row), ("tab ", ink.accent + ink.row)
+        ).segments()
 
 
 class Legend(Lines):

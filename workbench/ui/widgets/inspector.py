@@ -86,7 +86,7 @@ class Inspector(Lines):
             if index >= len(tail):
                 return []
             return [Guess(int(tail.column("ids")[index]), float(tail.column("logprobs")[index]))]
-        if position < 1 or position >= view.measures.edge:
+        if position < max(1, view.lane.rows.first) or position >= view.measures.edge:
             return []
         if view.measures.is_reference:
             row = self.desk.trace.get(position)

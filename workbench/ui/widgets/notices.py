@@ -79,19 +79,18 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def waiting(desk: Desk, y: int, width: int, height: int) -> list[Segment]:
-    """The screen before a session is there: one calm block in the middle."""
-    ink = desk.ink
-    board = desk.board
-    title = "no lanes yet" if board is not None else "inference workbench"
-    hint = "c opens one" if board is not None else "q quits"
-    middle = height // 2 - 1
-    texts = {
-        middle - 1: (title, ink.strong),
-        middle + 1: (desk.message or ("" if board is not None else "loading"), ink.text),
-        middle + 3: (hint, ink.muted),
-    }
-    row = Row(width, ink.text)
-    if y in texts:
-        text, style = texts[y]
+    """The screen before a session is there: one calm block in the middle: what is being done, or went wrong."""
+    ink, ready = desk.ink, desk.board is not None
+    message = desk.message or ("" if ready else "loading")
+    lines = [
+        ("no lanes yet" if ready else "inference workbench", ink.strong),
+        ("", ink.text),
+        *((text, ink.text) for text in wrapped(message, min(width - 8, 100))),
+        ("", ink.text),
+        ("c opens one" if ready else "q quits", ink.muted),
+    ]
+    row, index = Row(width, ink.text), y - max(0, (height - len(lines)) // 2)
+    if 0 <= index < len(lines):
+        text, style = lines[index]
         row.to(max(1, (width - cell_len(one_line(text))) // 2)).add(text, style)
     return row.segments()

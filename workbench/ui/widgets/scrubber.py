@@ -17,6 +17,7 @@ from workbench.ui.widgets.lines import Lines, Row, thousands
 HEIGHT, COMPACT_HEIGHT = 2, 1
 LEFT, RIGHT = 18, 40
 COMPACT_LEFT, COMPACT_RIGHT = 12, 22
+LABEL_GAP = 4  # at least so many cells between two turn numbers: the marks of flips need some
 
 
 class Scrubber(Lines):
@@ -59,24 +60,22 @@ class Scrubber(Lines):
         return min(cells - 1, position * cells // max(1, board.transport.total))
 
     def _marks(self, board: Board, row: Row, cells: int) -> None:
-        """Turn numbers where their turns begin, and `◆` where the active lane flips; the numbers give way."""
+        """Turn numbers where their turns begin, some cells apart, and between them `◆` where the active lane flips."""
         ink, active = self.desk.ink, board.active
-        marks: list[tuple[str, Style]] = [(" ", ink.text)] * cells
+        marks: dict[int, tuple[str, Style]] = {}
+        free = 0
+        for turn, position in enumerate(board.shared.turn_starts, 1):
+            cell, label = self._cell_of(board, position, cells), f"t{turn}"
+            if free <= cell <= cells - len(label):
+                marks |= {cell + offset: (symbol, ink.muted) for offset, symbol in enumerate(label)}
+                free = cell + len(label) + LABEL_GAP
         if active is not None and not active.measures.is_reference:
             inside = max(1, cells * board.count // max(1, board.transport.total))
             for cell, marked in enumerate(densest(active.measures.curve(inside)[2].tolist())):
                 if marked:
-                    marks[cell * inside // max(1, min(inside, BINS))] = ("◆", ink.warning)
-        free = -1
-        for turn, position in enumerate(board.shared.turn_starts, 1):
-            cell = self._cell_of(board, position, cells)
-            label = f"t{turn}"
-            if cell > free and cell + len(label) <= cells and all(marks[cell + i][0] == " " for i in range(len(label))):
-                for offset, symbol in enumerate(label):
-                    marks[cell + offset] = (symbol, ink.muted)
-                free = cell + len(label)
-        for symbol, style in marks:
-            row.add(symbol, style)
+                    marks.setdefault(cell * inside // max(1, min(inside, BINS)), ("◆", ink.warning))
+        for cell in range(cells):
+            row.add(*marks.get(cell, (" ", ink.text)))
 
     def _track(self, board: Board, row: Row, cells: int) -> None:
         ink, active, transport = self.desk.ink, board.active, board.transport

@@ -28,6 +28,7 @@ from workbench.ui.widgets.notices import failure, waiting, waiting_lane
 
 GLYPHS = ("▸", "»", "◂", "§")  # by kind: assistant, user, tool result, system
 BARS = ("▏", "▏", "▏", " ")
+CACHED_ROWS = 512  # painted rows kept for each lane
 KEEP = 3  # rows of context between the cursor and the edge of the pane
 
 
@@ -43,6 +44,7 @@ class Drawn:
     cursor: int
     status: str
     active: bool
+    resets: int
 
 
 class Run(NamedTuple):
@@ -76,9 +78,10 @@ class TokenPanes(Lines):
         super().__init__(desk, id=id)
         self.top = 0
         self._drawn: list[Drawn] = []
-        self._rows: dict[int, LRUCache[int, list[Segment]]] = {}
+        self._rows: dict[int, tuple[int, LRUCache[int, list[Segment]]]] = {}
         self._views: list[LaneView] = []
         self._tops: dict[int, int] = {}
+        self._notices: dict[int, list[list[Segment]]] = {}
 
     # ---- geometry
 
@@ -114,10 +117,6 @@ class TokenPanes(Lines):
             self.sync()
         self.refresh()
 
-    def forget(self, lane: int) -> None:
-        """Forget the rows of one lane, which was measured anew."""
-        self._rows.pop(lane, None)
-
     def sync(self) -> None:
         """Bring every pane to the cursor and paint what differs from what is on screen."""
         board, height = self.desk.board, self.size.height
@@ -145,7 +144,7 @@ class TokenPanes(Lines):
         for (x, width), old, new in zip(panes, before, drawn, strict=True):
             if old == new:
                 continue
-            if (old.lane, old.top, old.status) != (new.lane, new.top, new.status):
+            if (old.lane, old.top, old.status, old.resets) != (new.lane, new.top, new.status, new.resets):
                 self.refresh(Region(x, 0, width, height))
                 continue
             rows = {
@@ -173,7 +172,8 @@ class TokenPanes(Lines):
         board, record = self._board, view.lane.record
         shown = board.shown_of(view)
         last = max(0, self.rows.count(view, shown) - 1)
-        room = max(1, height - len(self._notice(view, self._width_of(view))))
+        notice = self._notices[record.id] = failure(view, self._width_of(view), height, self.desk.ink)
+        room = max(1, height - len(notice))
         here = cursor < shown
         cursor_row = self.rows.at(view, cursor) if here else -1
         top = self.top
@@ -183,14 +183,12 @@ class TokenPanes(Lines):
         return Drawn(
             record.id, top, shown, last, cursor_row, cursor if here else -1,
             f"{record.status}{record.reason}{view.lane.phase if not shown else ''}", view is board.active,
+            view.measures.resets,
         )  # fmt: skip
 
     def _width_of(self, view: LaneView) -> int:
         panes = grid(self.size.width, len(self._views))
         return panes[self._views.index(view)][1]
-
-    def _notice(self, view: LaneView, width: int) -> list[list[Segment]]:
-        return failure(view, width, self.size.height, self.desk.ink)
 
     # ---- painting
 
@@ -209,7 +207,7 @@ class TokenPanes(Lines):
         return fill(segments, width, len(self._views), ink.text)
 
     def _pane_line(self, view: LaneView, drawn: Drawn, y: int, width: int) -> list[Segment]:
-        notice = self._notice(view, width)
+        notice = self._notices.get(drawn.lane, [])
         from_bottom = self.size.height - y
         if from_bottom <= len(notice):
             return notice[len(notice) - from_bottom]
@@ -222,9 +220,10 @@ class TokenPanes(Lines):
             return self._paint(view, drawn, row, width, cursor=drawn.cursor)
         if row == drawn.last_row:
             return self._paint(view, drawn, row, width)
-        rows = self._rows.get(drawn.lane)
-        if rows is None:
-            rows = self._rows[drawn.lane] = LRUCache(512)
+        kept = self._rows.get(drawn.lane)
+        if kept is None or kept[0] != drawn.resets:
+            kept = self._rows[drawn.lane] = (drawn.resets, LRUCache(CACHED_ROWS))
+        rows = kept[1]
         cached = rows.get(row)
         if cached is None:
             cached = rows[row] = self._paint(view, drawn, row, width)

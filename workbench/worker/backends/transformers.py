@@ -25,7 +25,7 @@ from workbench.worker import generation
 from workbench.worker.backends.base import OutOfMemory
 from workbench.worker.channel import Job
 from workbench.worker.devices import choose_device, cpu_features, devices
-from workbench.worker.forcing import Scoring, check_request
+from workbench.worker.forcing import Scoring, check_request, tokens_kept
 from workbench.worker.loaded import Loaded
 from workbench.worker.loading import ATTENTION, DTYPES, load, read_config, vocabulary_size
 from workbench.worker.memory import PeakMemory, first_line, is_out_of_memory, return_freed
@@ -116,7 +116,7 @@ class TransformersBackend:
         loaded = Loaded(network, cache, device, vocabulary)
         if configuration.attn == "flex":
             job.progress("compiling", 0, 1)
-            loaded.warm_flex(max(1, min(configuration.chunk, (context - 2) // 2)))
+            loaded.warm_flex(max(1, min(configuration.chunk, (context - 2) // 3)))
         effective = loaded.describe()
         self.loaded, self.configuration, self._key = loaded, configuration, key
         self._memory = PeakMemory(device)
@@ -135,10 +135,10 @@ class TransformersBackend:
 
     @_computing
     def score(self, request: Score, job: Job) -> dict[str, Any]:
-        """Forced scoring after the `reuse` tokens that the cache holds already."""
+        """Forced scoring."""
         loaded = self._require("score")
         check_request(request, loaded.cache.context, loaded.model.config.vocab_size, loaded.tokens)
-        loaded.truncate(request.reuse)
+        loaded.truncate(tokens_kept(request))
         self._memory.reset()
         stats = Scoring(loaded, request, job, self.configuration.chunk, loaded.device).run()
         loaded.tokens = request.arrays["ids"].tolist()
