@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test slow lint bench clean
@@ -15,10 +14,10 @@ run: $(VENV)/.run  ## install, fetch the embedded model, open the demo (without 
 	@$(BIN)/workbench demo
 
 test: $(VENV)/.test  ## install what the tests need and run the quick suite
-	@$(BIN)/python -m pytest -m "not slow"
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow"
 
 slow: $(VENV)/.test  ## the slow suite: real models, whole runs, the built wheel
-	@$(BIN)/python -m pytest -m slow
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test  ## ruff, pyright, import contracts
 	@$(BIN)/ruff check .

@@ -23,7 +23,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The embedded model's folder, fetched and converted once; tests that need it skip by name where it cannot be had."""
+    """The embedded model's folder, fetched and converted once; where it cannot be had, tests skip by name."""
     from workbench.engines.models import find_model
     from workbench.errors import ModelError
     from workbench.run.convert import converter

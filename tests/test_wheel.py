@@ -19,7 +19,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     target = folder / "site"
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(target), str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        str(target),
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True)
     return target
 
@@ -47,7 +58,9 @@ def test_the_wheel_carries_its_themes_and_sessions_and_finds_them(installed: Pat
 
 @pytest.mark.slow
 def test_the_installed_wheel_runs_an_engine(installed: Path, tmp_path: Path, smollm2: Path) -> None:
-    done = workbench(installed, tmp_path, "run", "dice", "--model", str(smollm2), "--lane", "transformers:kv=int8", "--json")
+    done = workbench(
+        installed, tmp_path, "run", "dice", "--model", str(smollm2), "--lane", "transformers:kv=int8", "--json"
+    )
     assert done.returncode == 0, done.stderr
     comparison = json.loads(done.stdout)
     assert comparison["lanes"][0]["status"] == "done"

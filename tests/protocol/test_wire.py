@@ -18,7 +18,9 @@ some_array = arrays_of.arrays(
 )
 
 
-@given(st.dictionaries(st.text(max_size=5), some_array, max_size=4), st.dictionaries(st.text(max_size=5), st.integers()))
+@given(
+    st.dictionaries(st.text(max_size=5), some_array, max_size=4), st.dictionaries(st.text(max_size=5), st.integers())
+)
 def test_a_frame_reads_back_bit_for_bit(arrays, header) -> None:  # type: ignore[no-untyped-def]
     header.pop("arrays", None)
     data = wire.pack(header, arrays)

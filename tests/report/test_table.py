@@ -41,7 +41,13 @@ def comparison(*lanes: dict[str, Any], floor: float | None = None) -> dict[str, 
         "prefill_tps": 600.0, "decode_tps": 21.5, "peak_memory_bytes": 1 << 30, "model_name": "smollm2-135m",
     }  # fmt: skip
     rows = [] if floor is None else [{"name": "chunk 384", "kl_mean": floor}]
-    return {"file": "f", "session": "s", "reference": reference, "floor": {"value": floor, "rows": rows}, "lanes": [*lanes]}
+    return {
+        "file": "f",
+        "session": "s",
+        "reference": reference,
+        "floor": {"value": floor, "rows": rows},
+        "lanes": [*lanes],
+    }
 
 
 def test_the_table_names_its_conditions_and_aligns_its_columns() -> None:

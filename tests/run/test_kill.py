@@ -35,7 +35,9 @@ def test_killing_the_app_ends_its_engine_and_leaves_a_file_that_opens_and_resume
         "run", str(tiny_session), "--model", str(tiny_folder), "--reference", "transformers:weights=fp32,kv=fp32",
         "--lane", "transformers:weights=fp32,kv=int8,path=decode", "-o", str(path),
     ]  # fmt: skip
-    app = subprocess.Popen([sys.executable, "-m", "workbench", *run], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    app = subprocess.Popen(
+        [sys.executable, "-m", "workbench", *run], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while rows_on_disk(path) == 0:
         assert app.poll() is None

@@ -118,8 +118,13 @@ def test_ids_beyond_the_tokenizer_are_padding_and_carry_no_rows(tiny_llama, load
     model = loaded(tiny_llama)
     model.vocabulary = 290
     job = recorder()
-    score(model, job, stream % 290)
+    stats = score(model, job, stream % 290)
     assert job.joined("trace")["head_ids"].max() < 290
+    ids = torch.from_numpy(stream % 290).long()
+    with torch.inference_mode():
+        p = model.model(input_ids=ids[None], use_cache=False).logits[0, :-1].softmax(-1)
+    assert stats["padding_mass_mean"] == pytest.approx(p[:, 290:].sum(1).mean().item(), rel=1e-3)
+    assert stats["padding_mass_max"] == pytest.approx(p[:, 290:].sum(1).max().item(), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ class Score:
 
     `record` makes a reference trace (`trace_seed`, adaptive head and samples); otherwise rows compare against the
     trace that Feed brings. On `path="decode"` each token where `arrays["single"]` (uint8, n) is 1 is fed by a pass of
-    its own, as a served model feeds what it wrote; the tokens between go in chunks. `reuse` positions of the previous
-    pass over the same ids stay in the KV cache and are not run again: chunks then begin there. Answered by Rows and at
-    last Scored; the KV cache then holds all n tokens.
+    its own, as a served model feeds what it wrote; the tokens between go in chunks. The first `reuse` tokens are taken
+    from the KV cache of a previous pass over the same ids where `first` lies beyond them, else they are run up to there
+    first: chunks begin at `reuse`. Answered by Rows and at last Scored; the KV cache then holds all n tokens.
     """
 
     job: int
@@ -162,7 +162,8 @@ class Scored:
     """Scoring is done. Seconds cover the engine's forward passes and our rows, not loading; see `metrics.speed`.
 
     `stats`: prefill_tokens, prefill_seconds, decode_tokens, decode_seconds, peak_memory_bytes, kv_cache_bytes,
-    kv_positions, memory_kind (`rss` or `device`), chunk.
+    kv_workspace_bytes, kv_positions, memory_kind (`rss` or `device`), chunk; where the logits are padded beyond the
+    tokenizer's ids, padding_mass_mean and padding_mass_max, the probability that was cut off with them.
     """
 
     job: int

@@ -99,9 +99,9 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def _lane_cells(lane: dict[str, Any], depths: list[tuple[int, int | None]]) -> list[str]:
     kl: dict[str, Any] = lane["kl"] or {}
-    bins: dict[tuple[int, int | None], dict[str, Any]] = {
-        (row["from"], row["to"]): row for row in lane["by_depth"] or []
-    }
+    bins: dict[tuple[int, int | None], dict[str, Any]] = {}
+    for row in _bins(lane):
+        bins[row["from"], row["to"]] = row
     mark = "" if lane["status"] == "done" else f" [{lane['status']}]"
     floor = " ~" if lane["at_floor"] else ""
     cells = [

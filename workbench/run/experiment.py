@@ -45,6 +45,7 @@ class Experiment:
         self._say = say
         self._lock = threading.RLock()
         self._waiting: list[Task] = []
+        self._reused_from = ""
 
     def prepare(self) -> SessionState:
         """Find the model, render the session, open the file. Raises WorkbenchError; nothing runs yet."""
@@ -55,6 +56,13 @@ class Experiment:
         )
         self._saved = self._open_file()
         self.hub = Hub(self._saved, self.prepared.tokenizer.tokens_bytes)
+        if self._reused_from and (reference := self.state.reference) is not None:
+            record = reference.record
+            self.hub.update(
+                record.id,
+                stats={**record.stats, "reused": True},
+                manifest={**record.manifest, "reused_from": self._reused_from},
+            )
         self.scheduler = Scheduler(
             self.hub,
             shape_of(self.prepared.model.facts),
@@ -160,6 +168,7 @@ class Experiment:
             saved.set_stream(stream)
             if (found := references.cached(self.key)) is not None:
                 saved.copy_reference(found)
+                self._reused_from = found.stem
                 self._say(f"reference: reusing the cached trace {found.stem}")
             return saved
         with SavedSession.open(path) as held:  # only read: a file that is refused is left as it is
@@ -284,7 +293,6 @@ class Experiment:
             "model_notes": model.facts["notes"],
             "versions": self.prepared.environment.versions,
             "chunk": configuration.chunk,
-            "cache_reuse": "none",
             "sampling": {"temperature": configuration.temperature, "seed": configuration.seed},
             "scored_positions": len(stream["ids"]) - 1,
             "headline_positions": int(stream["generated"][1:].sum()),

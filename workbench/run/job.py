@@ -78,13 +78,19 @@ class Job:
         stats: dict[str, Any] = {**self.lane.record.stats, **scored.stats, "load_seconds": started.load_seconds}
         if first > self.work.first:
             stats["resumed_from"] = first
-        self.hub.update(lane_id, stats=stats)
+        cut = {key: value for key, value in scored.stats.items() if key.startswith("padding_mass")}
+        rule = "the tokenizer's ids" + (", logits beyond them cut" if cut else "")
+        manifest.update(vocabulary_rule=rule, cache_reuse=self._reuse(), **cut)
+        self.hub.update(lane_id, stats=stats, manifest=manifest)
         if self.work.decode_tokens and len(self.lane.continuation) == 0:
             generated = self._request(events.Generate(next(_jobs), self.work.decode_tokens, keep), events.Generated)
             peaks = [part.get("peak_memory_bytes") or 0 for part in (scored.stats, generated.stats)]
             stats["decode"] = {**generated.stats, "from": keep if keep >= 0 else len(self.work.ids)}
             stats["peak_memory_bytes"] = max(peaks) or None
         self.hub.update(lane_id, stats=stats, manifest={**manifest, "finished": time.time()})
+
+    def _reuse(self) -> str:
+        return f"prefix of {self.work.reuse_prefix}" if self.work.reuse_prefix else "none"
 
     def _room(self) -> tuple[int, int]:
         """Positions the cache must hold, and from where the decode sample starts (-1: the context's end)."""

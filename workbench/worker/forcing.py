@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from workbench.errors import ConfigurationError
 from workbench.protocol.events import Score
 from workbench.protocol.wire import Arrays
-from workbench.worker.scoring import lane_rows, record_rows
+from workbench.worker.scoring import lane_rows, lost_mass, record_rows
 
 FLUSH_SECONDS = 0.05
 BLOCK = 512
@@ -103,6 +103,7 @@ class Scoring:
             self.single = request.arrays.get("single", np.ones(self.n, dtype=np.uint8))
         self.tokens = {"prefill": 0, "decode": 0}
         self.busy = {"prefill": 0.0, "decode": 0.0}
+        self.lost: list[NDArray[np.float64]] = []
 
     def run(self) -> dict[str, Any]:
         """The statistics of `Scored` that scoring itself knows; seconds leave out waiting for the trace."""
@@ -141,7 +142,18 @@ class Scoring:
             "decode_tokens": self.tokens["decode"],
             "decode_seconds": self.busy["decode"],
             "chunk": self.chunk,
+            **self._padding(),
         }
+
+    def _padding(self) -> dict[str, Any]:
+        """The probability that the rows' logits beyond the tokenizer's ids would take, where there are any."""
+        if not self.lost:
+            return {}
+        lost = np.concatenate(self.lost)
+        valid = lost[np.isfinite(lost)]
+        if not len(valid):
+            return {}
+        return {"padding_mass_mean": float(valid.mean()), "padding_mass_max": float(valid.max())}
 
     def _emit(self, phase: str, logits: torch.Tensor, begin: int) -> None:
         """Send the rows of logits (m, width) that were computed at the tokens `begin` to `begin` + m."""
@@ -162,5 +174,7 @@ class Scoring:
             trace = self.report.trace(position, position + len(logits))
             began = time.perf_counter()
             rows = lane_rows(logits, targets, trace, sum(self.busy.values()), self.model.vocabulary)
+        if logits.shape[1] > self.model.vocabulary:
+            self.lost.append(lost_mass(logits, targets, rows, self.model.vocabulary))
         self.busy[phase] += time.perf_counter() - began
         return rows
