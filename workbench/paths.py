@@ -77,6 +77,11 @@ def worker_path() -> Path:
     return folder
 
 
+def expanded(text: str) -> Path:
+    """A path with `~` as the home folder; one of a user that is not known stays as written, and is then not found."""
+    return Path(os.path.expanduser(text))
+
+
 def places() -> dict[str, Path]:
     """Every place by its name, for `workbench paths`."""
     return {
@@ -95,7 +100,7 @@ def places() -> dict[str, Path]:
 
 def _home(part: str) -> Path | None:
     home = os.environ.get("WORKBENCH_HOME")
-    return Path(home).expanduser() / part if home else None
+    return expanded(home) / part if home else None
 
 
 def _shipped(folder: str) -> Path:

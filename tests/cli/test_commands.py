@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench.cli import main
+from workbench.cli.narration import can_show_app
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,23 @@ def test_what_cannot_be_done_is_one_line_on_stderr_and_an_exit_code(
     assert captured.out == ""
     assert says in captured.err
     assert "Traceback" not in captured.err
+
+
+def test_the_app_without_a_terminal_says_what_to_use_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    saved = str(Path(__file__).parents[2] / "sessions" / "dice.wbs")
+    assert main([saved]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "needs a terminal" in captured.err and "--text" in captured.err
+
+
+def test_a_dumb_terminal_is_none_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert can_show_app()
+    monkeypatch.setenv("TERM", "dumb")
+    assert not can_show_app()
 
 
 def test_usage_errors_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:

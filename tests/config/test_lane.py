@@ -58,6 +58,7 @@ def test_a_quoted_value_may_hold_commas_and_quotes() -> None:
         ("transformers:temperature=nan", "not a temperature"),
         ("transformers:top_p=0", "not in (0, 1]"),
         ('transformers:model="open', "is not key=value"),
+        ('transformers:model="\\q"', "is not well quoted"),
     ],
 )
 def test_a_bad_line_says_what_is_wrong(spec: str, says: str) -> None:

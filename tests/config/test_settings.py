@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import os
+
+import pytest
+
+from workbench.config.lane import parse_toml
 from workbench.config.settings import Settings, parse_settings, read_settings
+from workbench.config.theme import load_themes, parse_theme
+from workbench.errors import ConfigurationError
 
 
 def test_no_file_is_the_defaults(tmp_path):
@@ -30,6 +37,21 @@ def test_damaged_files_are_a_problem_and_the_defaults(tmp_path):
         assert settings.theme == "harbour"
         assert word in str(settings.problems[0])
     assert "cannot be read" in str(read_settings(tmp_path).problems[0])
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 3000, "a = " + "1" * 5000])
+def test_toml_beyond_python_s_limits_is_a_problem_too(text):
+    assert "not TOML" in str(parse_settings(text).problems[0])
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        parse_theme(text)
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        parse_toml(text)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_a_problem_and_nothing_waits(tmp_path):
+    os.mkfifo(tmp_path / "settings.toml")
+    assert "cannot be read" in str(read_settings(tmp_path / "settings.toml").problems[0])
+    assert "cannot be read" in str(load_themes([tmp_path])[1][0])
 
 
 def test_keys_that_are_no_table_are_a_problem():

@@ -83,11 +83,14 @@ def test_the_reference_scored_as_a_lane_diverges_nowhere_and_twice_is_bit_identi
 
 @pytest.mark.slow
 def test_a_second_run_reuses_the_cached_reference_and_says_so(ask: Ask) -> None:
-    first = ran(ask)
+    first = ran(replace(ask, floor=True))
     said: list[str] = []
     assert ask.output is not None
-    second = ran(replace(ask, output=ask.output.with_name("second.wbs")), said)
+    second = ran(replace(ask, output=ask.output.with_name("second.wbs"), floor=True), said)
     assert any("reusing the cached trace" in line for line in said)
+    assert second["floor"] == first["floor"]
+    assert first["floor"]["value"] is not None
+    assert second["reference"]["reused_from"] == first["reference"]["reference_key"]
     assert not any(line == "reference: recording" for line in said)
     assert [lane["kl"] for lane in second["lanes"]] == [lane["kl"] for lane in first["lanes"]]
 

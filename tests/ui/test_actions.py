@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from textual.containers import VerticalScroll
 
 from tests.ui.harness import make_app, opened, press, text_of
 from tests.ui.states import FakeRunner, make_state, rewind, set_status
@@ -44,6 +45,28 @@ def test_unknown_ids_and_clashing_keys_are_reported_and_the_defaults_stay():
 
 def test_two_actions_may_trade_their_keys():
     assert resolve_keys({"zoom": "f", "follow": "z"}) == ({"zoom": "f", "follow": "z"}, [])
+
+
+def test_an_action_that_gets_its_default_back_clashes_with_who_took_it():
+    used, problems = resolve_keys({"zoom": "f", "follow": "q"})
+    assert used == {}
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "[keys] follow: q already is quit",
+        "[keys] zoom: f already is follow",
+    ]
+
+
+@pytest.mark.parametrize("keys", [",", "ctrl+", "nonsense", "ctrl+ctrl", "ab", "\x1b", "f+Z", "Z,what"])
+def test_what_is_no_key_is_reported_and_the_default_stays(keys: str):
+    used, problems = resolve_keys({"zoom": keys})
+    assert used == {}
+    assert "is no key" in problems[0]
+
+
+@pytest.mark.parametrize("keys", ["Z", "ctrl+y", "é", "+", "f5", "shift+f5", "shift+up", "comma,S", "tilde", "alt+z"])
+def test_every_way_to_name_a_key_is_taken(keys: str):
+    used, problems = resolve_keys({"zoom": keys, "step-back": "o", "lane-prev": "p"})
+    assert (used["zoom"], problems) == (keys, [])
 
 
 async def test_keys_of_the_settings_work_and_are_shown_and_problems_are_said():
@@ -136,10 +159,27 @@ async def test_lanes_are_chosen_by_digit_and_tab_zoomed_hidden_and_shown_again()
         assert app.lanes.tokens.drawn_lanes == [1, 2, 3, 4]
 
 
+async def test_a_digit_is_the_number_on_screen_where_lanes_are_hidden():
+    async with opened(state=make_state()) as (app, pilot):
+        board = app.lanes.board
+        await press(pilot, "2", "x")
+        assert board.active.number == 3  # the neighbour, not the reference
+        await press(pilot, "4")
+        assert board.active.number == 4
+        await press(pilot, "3")
+        assert board.active.number == 3
+        await press(pilot, "2")
+        assert board.active.number == 3
+        assert "no lane 2 on screen. X shows hidden lanes" in text_of(app, "legend")
+        await press(pilot, "X")
+        assert "no lane" not in text_of(app, "legend")
+
+
 async def test_the_last_lane_cannot_be_hidden():
     async with opened(state=make_state(specs=())) as (app, pilot):
         await press(pilot, "x")
         assert len(app.lanes.board.views) == 1
+        assert "The last lane stays" in text_of(app, "legend")
 
 
 async def test_the_inspector_can_be_put_away_and_its_rows_go_to_the_tokens():
@@ -202,10 +242,10 @@ async def test_themes_change_at_once_and_escape_goes_back():
 async def test_the_palette_lists_every_action_of_the_screen_and_runs_them():
     async with opened(state=make_state()) as (app, pilot):
         commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        wanted = {item.description for item in ACTIONS if item.place in ("app", "lanes") and item.id != "palette"}
-        assert commands.keys() == wanted
-        await commands[action("zoom").description].callback()
-        await commands[action("help").description].callback()
+        usable = [item for item in ACTIONS if item.place in ("app", "lanes") and item.id != "palette"]
+        assert commands.keys() == {f"{item.id}: {item.description}" for item in usable}  # found by id and by words
+        await commands[f"zoom: {action('zoom').description}"].callback()
+        await commands[f"help: {action('help').description}"].callback()
         await pilot.pause()
         assert app.lanes.board.zoomed
         assert isinstance(app.screen, HelpScreen)
@@ -268,3 +308,22 @@ async def test_the_footer_and_the_scrubber_and_tokens_can_be_clicked():
         assert app.lanes.board.active.number == 4
         await pilot.click("#footer", offset=(text_of(app, "footer").index("quit"), 0))
         assert app._exit
+
+
+@pytest.mark.parametrize("key", ["question_mark", "f1", "q", "escape"])
+async def test_help_is_closed_by_the_key_that_opened_it_and_the_usual_ones(key: str):
+    async with opened(state=make_state()) as (app, pilot):
+        await press(pilot, "question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        await press(pilot, key)
+        assert app.screen is app.lanes
+
+
+async def test_j_and_k_move_in_help_and_in_the_list_of_themes():
+    async with opened((80, 24), state=make_state()) as (app, pilot):
+        await press(pilot, "question_mark", "j", "j", "k")
+        assert app.screen.query_one(VerticalScroll).scroll_y == 1
+        await press(pilot, "escape", "t", "j")
+        assert app.theme == "paper"
+        await press(pilot, "k")
+        assert app.theme == "harbour"

@@ -15,6 +15,8 @@ from tests.ui.harness import SMALL, WIDE, opened, press, rows_of, settle, text_o
 from tests.ui.states import FakeRunner, grow, make_state, rewind, set_status
 from workbench.errors import SavedSessionError
 from workbench.store.state import Columns
+from workbench.ui.widgets.inspector import Inspector
+from workbench.ui.widgets.notices import wrapped
 
 HOSTILE = (
     b"\x1b[2J\x1b[31mred",
@@ -112,6 +114,46 @@ async def test_gauges_show_the_lanes_figures():
         assert "63.4/s" in gauges
         assert gauges.count("≈ floor") == 1
         assert gauges.count("acc —") == 4
+
+
+async def test_a_figure_that_does_not_fit_goes_with_its_label():
+    state = make_state()
+    for lane in state.lanes:
+        set_status(lane, "done", stats={"prefill_tokens": 123_456, "prefill_seconds": 1.0})
+    async with opened(state=state) as (app, _):
+        speeds = rows_of(app, "gauges")[4]
+        assert "123,456/s" in speeds
+        assert speeds.count("acc") == speeds.count(" — ")
+
+
+async def test_a_lane_that_is_scored_and_writes_its_sample_says_so():
+    state = make_state()
+    set_status(state.lanes[1], "running")
+    state.lanes[1].phase = "prefill"
+    async with opened(state=state, runner=FakeRunner(state)) as (app, _):
+        assert "decode, 128 tok" in text_of(app, "gauges")
+
+
+async def test_figures_that_change_between_two_slow_beats_are_painted_at_the_next():
+    state = make_state(turns=3)
+    everything = rewind(state.lanes[1], 100)
+    set_status(state.lanes[1], "running")
+    async with opened(state=state, runner=FakeRunner(state)) as (app, _):
+        app.lanes._timer.pause()
+        painted = []
+        app.lanes.query_one(Inspector).refresh = lambda *_, **__: painted.append(1)
+        app.lanes._beat = 0
+        grow(state.lanes[1], everything, 50)
+        state.version += 1
+        for _ in range(5):
+            app.lanes.tick()
+        assert painted
+
+
+def test_a_long_word_is_cut_by_cells_not_by_characters():
+    lines = wrapped("ab " + "字" * 20, 11)
+    assert all(cell_len(line) <= 11 for line in lines)
+    assert "".join(lines) == "ab" + "字" * 20
 
 
 async def test_the_inspector_names_what_reference_and_lanes_would_have_said():

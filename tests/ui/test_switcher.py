@@ -6,6 +6,7 @@ from tests.ui.harness import SMALL, opened, press, text_of
 from tests.ui.states import FakeRunner, make_state
 from workbench.config import axes
 from workbench.config.lane import Configuration
+from workbench.config.settings import Settings
 from workbench.ui.screens import switcher
 from workbench.ui.screens.switcher import Choice, SwitcherScreen
 
@@ -107,3 +108,12 @@ async def test_a_runner_that_refuses_says_why_and_a_replay_says_what_is_missing(
             await press(pilot, "enter")
             assert isinstance(app.screen, SwitcherScreen)
     assert missing.asked == []
+
+
+async def test_the_switcher_names_the_user_s_own_keys():
+    state = make_state()
+    settings = Settings(keys={"apply": "o", "reset": "["})
+    async with opened(settings=settings, state=state, runner=FakeRunner(state)) as (app, pilot):
+        await press(pilot, "2", "c", "down", "right", "right")
+        assert "o opens it as a new lane" in text_of(app)
+        assert "[ reset" in text_of(app) and "o run" in text_of(app)

@@ -7,6 +7,7 @@ The interface is imported only where a screen is asked for.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from workbench.errors import Cancelled, ConfigurationError, WorkbenchError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="backslashreplace")  # a locale that has no "─" still gets its table
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0].endswith(".wbs"):
         words.insert(0, "replay")  # `workbench FILE`
@@ -24,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module, _, name = str(options.command).partition(".")
     command: Callable[..., int] = getattr(importlib.import_module(f"workbench.cli.{module}"), name)
     try:
-        return command(options)
+        code = command(options)
+        if sys.stdout:
+            sys.stdout.flush()  # here and not when the interpreter ends, where a reader that left would be a traceback
+        return code
     except ConfigurationError as error:
         return _complain(error, 2)
     except BrokenPipeError:

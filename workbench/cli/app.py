@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 from workbench import paths
+from workbench.cli.narration import can_show_app
 from workbench.cli.parser import build_parser
 from workbench.config.settings import read_settings
 from workbench.config.theme import load_themes
+from workbench.errors import ConfigurationError
 from workbench.run.live import LiveRunner
 from workbench.run.prepare import Ask
 from workbench.store.playback import load_state
@@ -20,7 +22,7 @@ from workbench.ui.app import WorkbenchApp
 
 def start(_options: argparse.Namespace) -> int:
     """`workbench` alone: the demo on a terminal; without one there is nothing to show."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not can_show_app():
         build_parser().print_help(sys.stderr)
         return 2
     from workbench.cli.run import demo_ask
@@ -43,6 +45,10 @@ def open_live(ask: Ask) -> int:
 def open_file(path: Path) -> int:
     """The app on a saved session, playing, without any engine."""
     with SavedSession.open(path) as saved:
+        if not can_show_app():
+            raise ConfigurationError(
+                "the app needs a terminal", where=str(path), next="Without one: replay --text, compare, export."
+            )
         _app(state=load_state(saved), playing=True).run()
     return 0
 

@@ -57,6 +57,7 @@ def export(options: argparse.Namespace) -> int:
 @contextmanager
 def _opened(name: str) -> Iterator[SessionState]:
     with SavedSession.open(Path(name)) as saved:
+        state = load_state(saved)  # a damaged row is found when it is read
         for line in saved.damage:
             print(one_line(f"workbench: {name}: {line}"), file=sys.stderr)
-        yield load_state(saved)
+        yield state

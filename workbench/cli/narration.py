@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 
 from workbench.session.text import one_line
-from workbench.store.state import SessionState
+from workbench.store.state import LaneState, SessionState
 
 _REPORT_SECONDS = 5.0
+
+
+def can_show_app() -> bool:
+    """Whether there is a terminal that the app can draw on. A dumb one has no size: drawing on it never ends."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Narrator:
@@ -37,13 +43,7 @@ class Narrator:
                 self.say(
                     f"{record.name}: {record.status}" + (f": {record.reason.splitlines()[0]}" if record.reason else "")
                 )
-        parts = [
-            f"{lane.record.name}: {lane.phase} {lane.done:,}/{lane.total:,}"
-            if lane.total
-            else f"{lane.record.name}: {lane.phase or 'starting'}"
-            for lane in list(state.lanes)
-            if lane.record.status == "running"
-        ]
+        parts = [f"{lane.record.name}: {_phase(lane)}" for lane in list(state.lanes) if lane.record.status == "running"]
         now = time.monotonic()
         if not parts or (not self._terminal and now - self._reported < _REPORT_SECONDS):
             return
@@ -60,3 +60,9 @@ class Narrator:
         if self._drawn:
             print("\r\x1b[2K", end="", file=sys.stderr)
             self._drawn = False
+
+
+def _phase(lane: LaneState) -> str:
+    if written := len(lane.continuation):
+        return f"decode {written} tokens"  # the sample after the context reports its tokens alone
+    return f"{lane.phase} {lane.done:,}/{lane.total:,}" if lane.total else lane.phase or "starting"

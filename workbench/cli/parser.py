@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     models = _command(commands, "models", "machine.models", "list, add, verify and remove models")
     models.add_argument("action", choices=("list", "add", "remove", "verify", "clean"), nargs="?", default="list")
-    models.add_argument("target", nargs="?", metavar="NAME|PATH", help="for clean: models, traces, saved, logs")
+    models.add_argument("target", nargs="?", metavar="NAME|PATH", help="for clean: models, traces, environments, logs")
     models.add_argument("--name", help="the name to add it under")
     models.add_argument("--json", action="store_true")
 

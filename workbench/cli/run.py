@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.cli.narration import Narrator
+from workbench.cli.narration import Narrator, can_show_app
 from workbench.config.lane import Configuration, read_spec
-from workbench.errors import SavedSessionError
+from workbench.errors import ConfigurationError, SavedSessionError
 from workbench.report import table
 from workbench.report.compare import compare
 from workbench.run.experiment import Experiment
@@ -37,7 +40,7 @@ def record(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """`workbench demo`: the app on a terminal, else the same run headless."""
     ask = demo_ask(options.output)
-    if options.headless or options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if options.headless or options.json or not can_show_app():
         return headless(ask, as_json=options.json)
     from workbench.cli.app import open_live
 
@@ -62,10 +65,15 @@ def ask_of(options: argparse.Namespace, specs: tuple[str, ...] | list[str]) -> A
     """What `run` and `record` were asked for. Raises ConfigurationError."""
     base = Configuration(model=options.model) if options.model else Configuration()
     reference = read_spec(options.reference, base)
+    if options.parallel < 1:
+        raise ConfigurationError(f"--parallel {options.parallel} is below 1", where="run")
     return Ask(
         options.session,
         reference,
-        tuple(read_spec(spec, Configuration(model=reference.model, chunk=reference.chunk)) for spec in specs),
+        tuple(
+            read_spec(spec, Configuration(model=reference.model, chunk=reference.chunk, ctx=reference.ctx))
+            for spec in specs
+        ),
         Path(options.output) if options.output else None,
         options.fit,
         options.floor,
@@ -77,6 +85,24 @@ def headless(ask: Ask, *, as_json: bool) -> int:
     """Run to the end, narrate on stderr, print the comparison; 0 where every lane is done, else 1."""
     narrator = Narrator()
     experiment = Experiment(ask, narrator.say)
+    with _ending_as_by_ctrl_c():
+        return _measure(experiment, narrator, as_json=as_json)
+
+
+@contextmanager
+def _ending_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and a lost terminal end a run as ctrl+c does: rows written, the engine ended, one whole file."""
+    signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _measure(experiment: Experiment, narrator: Narrator, *, as_json: bool) -> int:
     try:
         state = experiment.prepare()
         experiment.start()

@@ -39,6 +39,14 @@ AXIS_NAMES: tuple[str, ...] = ("engine", "weights", "kv", "attn", "draft", "path
 """The axes a person switches by arrow keys, in the order of the screen."""
 
 
+NO_EFFECT: tuple[str, ...] = ("width", "temperature", "top_p", "top_k", "seed")
+"""Keys of drafters and free lanes, refused until there are any."""
+
+DEFAULT_KV_GROUP = 32
+
+_DEFAULT = Configuration()
+
+
 def values(engine: str, axis: str) -> tuple[str, ...]:
     """The values of an axis that an engine can do."""
     if axis == "engine":
@@ -60,6 +68,22 @@ def refusal(configuration: Configuration) -> ConfigurationError | None:
             return ConfigurationError(
                 f"{engine.name} cannot do {axis}={value}", where=where, next=f"It can do {axis}={'|'.join(allowed)}."
             )
+    for key in NO_EFFECT:
+        if (value := getattr(configuration, key)) != getattr(_DEFAULT, key):
+            return ConfigurationError(
+                f"{key}={value} would have no effect: lanes are forced, and decode speed is measured on greedy tokens",
+                where=where,
+                next=f"Leave {key} out.",
+            )
+    group = dict(configuration.extra).get("kv_group")
+    if group is not None and configuration.kv not in ("int8", "int4"):
+        return ConfigurationError(
+            f"kv_group={group} has no effect on kv={configuration.kv}",
+            where=where,
+            next="Leave it out, or use kv=int8|int4.",
+        )
+    if group is not None and not (group.isascii() and group.isdecimal()):
+        return ConfigurationError(f"kv_group={group} is not a number", where=where, next="Such as kv_group=32.")
     for key, _ in configuration.extra:
         if key not in engine.keys:
             return ConfigurationError(

@@ -118,7 +118,7 @@ def parse_toml(text: str, where: str = "lane") -> Configuration:
     """The configuration of a TOML document. Raises ConfigurationError."""
     try:
         return from_json(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"not TOML: {error}", where=where) from error
 
 
@@ -167,9 +167,18 @@ def _pairs(text: str, spec: str) -> list[tuple[str, str]]:
                 f"{text[position:]!r} is not key=value", where=f"lane {spec!r}", next="Separate pairs by commas."
             )
         key, value = match.group(1), match.group(2).strip()
-        pairs.append((key, json.loads(value) if value.startswith('"') else value))
+        pairs.append((key, _unquoted(key, value, spec) if value.startswith('"') else value))
         position = match.end()
     return pairs
+
+
+def _unquoted(key: str, value: str, spec: str) -> str:
+    try:
+        return str(json.loads(value))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{key}={value} is not well quoted", where=f"lane {spec!r}", next="Quotes and backslashes as in JSON."
+        ) from error
 
 
 def _typed(key: str, value: str, kind: type, spec: str) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from workbench.config.theme import DEFAULT_THEME, MAX_BYTES
+from workbench.config.theme import DEFAULT_THEME, MAX_BYTES, read_start
 from workbench.errors import ConfigurationError
 
 
@@ -31,7 +31,7 @@ class Settings:
 def read_settings(path: Path) -> Settings:
     """The settings of a file; an absent file is the defaults, a damaged one the defaults and a problem."""
     try:
-        data = path.read_bytes()[: MAX_BYTES + 1]
+        data = read_start(path)
     except FileNotFoundError:
         return Settings()
     except OSError as error:
@@ -48,7 +48,7 @@ def parse_settings(text: str, where: str = "settings") -> Settings:
     """The settings of a TOML text; every field that cannot be used is left at its default and named in `problems`."""
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets numbers and nesting beyond Python's limits through
         return Settings(problems=(ConfigurationError(f"not TOML: {error}", where=where),))
     problems: list[ConfigurationError] = []
     theme, keys = data.pop("theme", DEFAULT_THEME), data.pop("keys", {})

@@ -54,7 +54,7 @@ def parse_theme(text: str, where: str = "theme") -> Palette:
     """The palette of a theme file's text. Raises ConfigurationError naming the field."""
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets numbers and nesting beyond Python's limits through
         raise ConfigurationError(f"not TOML: {error}", where=where) from error
     name, dark, steps, colours = (data.get(key) for key in ("name", "dark", "divergence", "colours"))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -84,13 +84,21 @@ def parse_theme(text: str, where: str = "theme") -> Palette:
 def read_theme(path: Path) -> Palette:
     """The palette of a theme file. Raises ConfigurationError for a file that cannot be read or used."""
     try:
-        data = path.read_bytes()[: MAX_BYTES + 1]
+        data = read_start(path)
         if len(data) > MAX_BYTES:
             raise ConfigurationError(f"larger than {MAX_BYTES} bytes: not a theme", where=str(path))
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot be read: {error}", where=str(path)) from error
     return parse_theme(text, where=str(path))
+
+
+def read_start(path: Path) -> bytes:
+    """A file's first bytes, one more than a theme or settings may have; never a pipe or a device, which would wait."""
+    if path.exists() and not path.is_file():
+        raise OSError("not a file")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def load_themes(folders: Iterable[Path]) -> tuple[dict[str, Palette], list[ConfigurationError]]:

@@ -13,10 +13,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, cast
 
-from workbench.paths import environments_dir
+from workbench.paths import environments_dir, expanded
 
 Source = Literal["own", "created", "settings"]
 
@@ -90,7 +89,7 @@ def _own(engine: str) -> Environment:
 
 
 def _asked(engine: str, python: str, source: Source) -> Environment:
-    path = Path(python).expanduser()
+    path = expanded(python)
     command = [str(path), "-I", "-c", _PROBE, json.dumps(NEEDED[engine])]
     try:
         done = subprocess.run(

@@ -30,7 +30,7 @@ from workbench.engines.weights import (
     write_json,
 )
 from workbench.errors import ModelError
-from workbench.paths import data_dir, models_dir
+from workbench.paths import data_dir, expanded, models_dir
 from workbench.session.tokenizer import read_object
 
 Convert = Callable[[Path, Path], dict[str, Any]]
@@ -82,7 +82,7 @@ def find_model(name: str, convert: Convert | None = None, progress: Progress | N
             return _converted(name, Path(entry["source"]), convert, tell)
     if name == EMBEDDED_MODEL:
         return ensure_embedded(convert, tell)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         return _in_place(path, tell)
     if path.suffix == ".gguf":
@@ -115,7 +115,7 @@ def ensure_embedded(convert: Convert | None = None, progress: Progress | None = 
 def add_model(source: str, name: str = "", convert: Convert | None = None, progress: Progress | None = None) -> Model:
     """Register a folder (used where it lies), a GGUF file or a hub id under a name. Raises ModelError."""
     tell = progress or _silent
-    path = Path(source).expanduser()
+    path = expanded(source)
     wanted = name or (
         source.rpartition("/")[2] if not path.exists() else path.stem if path.suffix == ".gguf" else path.name
     )

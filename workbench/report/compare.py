@@ -52,7 +52,7 @@ def lane_object(state: SessionState, lane: LaneState) -> dict[str, Any]:
         "path": record.path,
         "estimator": record.estimator,
         "status": record.status,
-        "reason": record.reason or None,
+        "reason": record.reason or summary.get("problem"),
         **{key: summary.get(key) for key in _FROM_ROWS},
         **_speeds(lane),
         "acceptance": {"pooled": None, "per_request": None, "by_slot": None},

@@ -13,6 +13,9 @@ from workbench.session.text import one_line
 
 Comparison = dict[str, Any]
 
+CONDITIONS = ("threads", "device", "processor", "version", "torch")
+"""Keys of a manifest in which a lane and its reference should be alike."""
+
 
 def text(comparison: Comparison) -> str:
     """The table for a terminal, its conditions first."""
@@ -73,10 +76,15 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(
             "noise floor not measured: small differences may be the reference's own noise (workbench floor FILE)"
         )
-    for lane in comparison["lanes"]:
-        if lane["reason"]:
+    if comparison["reference"].get("reused_from"):
+        lines.append("the reference was recorded in an earlier run; its speed and memory are of then")
+    reference = comparison["reference"]
+    for lane in [*([reference] if reference else []), *comparison["lanes"]]:
+        if lane.get("reason"):
             first = one_line(str(lane["reason"]).splitlines()[0])
-            lines.append(f"{one_line(lane['name'])}: {lane['status']}: {first}")
+            lines.append(f"{one_line(lane['name'])}: {_status(lane)}: {first}")
+        if unlike := _unlike(lane, reference):
+            lines.append(f"{one_line(lane['name'])}: not under the reference's conditions: {unlike}")
         if lane.get("excluded"):
             lines.append(f"{one_line(lane['name'])}: {lane['excluded']} positions excluded (non-finite)")
     return lines
@@ -91,8 +99,8 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows: list[list[str]] = []
     if reference:
         blank = ["–"] * len(depths)
-        name = one_line(f"{reference['name']} (reference)")
-        rows.append([name, "0", "–", "–", "–", *blank, *_speed_cells(reference)])
+        name = one_line(f"{reference['name']} (reference)") + _mark(reference)
+        rows.append([name, "–" if _mark(reference) else "0", "–", "–", "–", *blank, *_speed_cells(reference)])
     rows += [_lane_cells(lane, depths) for lane in comparison["lanes"]]
     return headers, rows
 
@@ -102,10 +110,9 @@ def _lane_cells(lane: dict[str, Any], depths: list[tuple[int, int | None]]) -> l
     bins: dict[tuple[int, int | None], dict[str, Any]] = {}
     for row in _bins(lane):
         bins[row["from"], row["to"]] = row
-    mark = "" if lane["status"] == "done" else f" [{lane['status']}]"
     floor = " ~" if lane["at_floor"] else ""
     cells = [
-        one_line(lane["name"]) + mark,
+        one_line(lane["name"]) + _mark(lane),
         _number(kl.get("mean")) + floor,
         _number(kl.get("se")),
         _number(kl.get("p99")),
@@ -113,6 +120,22 @@ def _lane_cells(lane: dict[str, Any], depths: list[tuple[int, int | None]]) -> l
     cells.append(_percent(lane["flip_rate"]))
     cells += [_percent((bins.get(depth) or {}).get("flip_rate")) for depth in depths]
     return cells + _speed_cells(lane)
+
+
+def _status(lane: dict[str, Any]) -> str:
+    """The lane's status; one whose numbers must not be used is invalid, also where it ran to its end."""
+    return "invalid" if lane.get("valid") is False else str(lane.get("status", "done"))
+
+
+def _mark(lane: dict[str, Any]) -> str:
+    return "" if _status(lane) == "done" else f" [{_status(lane)}]"
+
+
+def _unlike(lane: dict[str, Any], reference: dict[str, Any]) -> str:
+    """The conditions, beyond the axes, in which a lane and the reference were not the same."""
+    mine: dict[str, Any] = lane.get("manifest") or {}
+    pairs = ((key, mine.get(key), reference.get(key)) for key in CONDITIONS)
+    return ", ".join(one_line(f"{key} {a}, not {b}") for key, a, b in pairs if a and b and a != b)
 
 
 def _speed_cells(lane: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ lanes wait until it is recorded, found in the cache, or already in the file that
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
 import time
@@ -18,7 +19,7 @@ from workbench import __version__
 from workbench.config import axes
 from workbench.config.lane import Configuration, from_json
 from workbench.engines.models import Model, find_model
-from workbench.errors import ConfigurationError, SavedSessionError
+from workbench.errors import ConfigurationError, SavedSessionError, WorkbenchError
 from workbench.paths import saved_dir
 from workbench.protocol.wire import Arrays
 from workbench.run import reference as references
@@ -26,7 +27,7 @@ from workbench.run.convert import converter
 from workbench.run.floor import FloorRow, floor_fact, floor_rows
 from workbench.run.job import DECODE_TOKENS, Work
 from workbench.run.memory import shape_of
-from workbench.run.prepare import NO_LIMIT, Ask, Say, prepare, told, usable_environment
+from workbench.run.prepare import NO_LIMIT, Ask, Say, check_model, prepare, told, usable_environment
 from workbench.run.scheduler import Scheduler, Task
 from workbench.session.tokenizer import Tokenizer
 from workbench.store.hub import Hub
@@ -50,6 +51,8 @@ class Experiment:
     def prepare(self) -> SessionState:
         """Find the model, render the session, open the file. Raises WorkbenchError; nothing runs yet."""
         self.prepared = prepare(self._ask, self._say)
+        for configuration in (self._ask.reference, *self._ask.lanes):
+            self._lane_model(configuration)  # a refusal comes before there is a file
         rendered = self.prepared.rendered
         self.key = references.reference_key(
             self._ask.reference, self.prepared.hashes, self.prepared.environment.versions
@@ -63,6 +66,9 @@ class Experiment:
                 stats={**record.stats, "reused": True},
                 manifest={**record.manifest, "reused_from": self._reused_from},
             )
+            if (floor := references.cached_floor(self.key)) is not None:
+                self.hub.set_floor(floor)
+                self._say("floor: reusing what was measured with the cached trace")
         self.scheduler = Scheduler(
             self.hub,
             shape_of(self.prepared.model.facts),
@@ -85,30 +91,31 @@ class Experiment:
             reference = self._reference_lane()
         for configuration in self._ask.lanes:
             self.add_lane(configuration)
-        if self._ask.floor:
+        if self._ask.floor and self.state.floor is None:
             self.measure_floor()
         if reference.record.status == "done":
             self._release()
         else:
-            self.scheduler.submit(Task(reference, self._work(record=True), after=self._recorded))
+            self._submit_reference(reference)
 
     def add_lane(self, configuration: Configuration) -> LaneState:
-        """Queue one more lane; one of the same configuration that is not finished is resumed instead."""
+        """Queue one more lane; one of the same configuration is resumed instead, or left to run."""
         axes.check(configuration)
         model = self._lane_model(configuration)
         lane = self._existing("lane", configuration)
         if lane is None:
             lane = self._add("lane", self._free_name(configuration), configuration, model)
-        if lane.record.status != "done":
-            single = self.prepared.rendered.stream["generated"] if configuration.path == "decode" else None
-            self._queue(lane, self._work(single=single, model=model))
+        with self._lock:
+            held = any(task.lane is lane for task in self._waiting) or self.scheduler.holds(lane.record.id)
+        if lane.record.status != "done" and not held:
+            self._queue(lane, self._work(single=self._single(configuration), model=model))
         return lane
 
     def retry(self, lane_id: int) -> None:
         """Run a failed or cancelled lane again; rows that are stored stay."""
         lane = next(lane for lane in self.state.lanes if lane.record.id == lane_id)
         if lane.record.kind == "reference":
-            self.scheduler.submit(Task(lane, self._work(record=True), after=self._recorded))
+            self._submit_reference(lane)
         else:
             self.add_lane(from_json(lane.record.configuration))
 
@@ -120,6 +127,8 @@ class Experiment:
                 self._waiting.remove(waiting)
         if waiting is not None:
             self.hub.update(lane_id, status="cancelled", reason="cancelled before it began")
+            if waiting.after is not None:
+                waiting.after(waiting.lane)
         else:
             self.scheduler.cancel(lane_id)
 
@@ -155,33 +164,40 @@ class Experiment:
         if hasattr(self, "scheduler"):
             self.scheduler.close()
             self.hub.close()
+        if hasattr(self, "_saved"):
             self._saved.close()
 
     def _open_file(self) -> SavedSession:
-        session, stream = self.prepared.session, self.prepared.rendered.stream
+        session, rendered = self.prepared.session, self.prepared.rendered
         path = self._ask.output or saved_dir() / f"{session.id}-{time.strftime('%Y%m%d-%H%M%S')}.wbs"
-        if not path.exists():
+        if not path.exists() or (path.is_file() and not path.stat().st_size):
             path.parent.mkdir(parents=True, exist_ok=True)
-            saved = SavedSession.create(
-                path, session.to_json(), {**self.prepared.rendered.facts, "title": session.title}
-            )
-            saved.set_stream(stream)
-            if (found := references.cached(self.key)) is not None:
-                saved.copy_reference(found)
-                self._reused_from = found.stem
-                self._say(f"reference: reusing the cached trace {found.stem}")
-            return saved
-        with SavedSession.open(path) as held:  # only read: a file that is refused is left as it is
-            self._check_resumable(held)
-        saved = SavedSession.open(path, write=True)
-        self._say(f"resuming {path}")
+            saved = SavedSession.create(path, session.to_json(), {**rendered.facts, "title": session.title})
+        else:
+            with SavedSession.open(path) as held:  # only read: a file that is refused is left as it is
+                self._check_resumable(held)
+            saved = SavedSession.open(path, write=True)
+            self._say(f"resuming {path}")
+        try:
+            if not saved.lanes():  # new, or its writer was killed before it had begun
+                saved.set_stream(rendered.stream)
+                if (found := references.cached(self.key)) is not None:
+                    saved.copy_reference(found)
+                    self._reused_from = found.stem
+                    self._say(f"reference: reusing the cached trace {found.stem}")
+        except BaseException:
+            with contextlib.suppress(SavedSessionError):  # what closing meets is what went wrong before
+                saved.close()
+            raise
         return saved
 
     def _check_resumable(self, held: SavedSession) -> None:
         """Raise SavedSessionError where a file's trace is not the one that this run would record."""
         keys = [lane.manifest.get("reference_key") for lane in held.lanes() if lane.kind == "reference"]
         what = ""
-        if not np.array_equal(held.stream()["ids"], self.prepared.rendered.stream["ids"]):
+        ids = held.stream()["ids"]
+        begun = len(ids) or held.lanes() or held.damage
+        if begun and not np.array_equal(ids, self.prepared.rendered.stream["ids"]):
             what = "this file holds another session or another rendering of it"
         elif keys not in ([], [self.key]):
             what = "this file's reference has other weights, versions, numerics or another processor"
@@ -192,18 +208,29 @@ class Experiment:
         self._say("reference: recording")
         return self._add("reference", self._ask.reference.weights, self._ask.reference, self.prepared.model)
 
+    def _submit_reference(self, reference: LaneState) -> None:
+        work = self._work(record=True, single=self._single(self._ask.reference))
+        self.scheduler.submit(Task(reference, work, after=self._recorded))
+
+    def _single(self, configuration: Configuration) -> Any:
+        """The tokens that run alone: on the decode path those that the assistant wrote."""
+        return self.prepared.rendered.stream["generated"] if configuration.path == "decode" else None
+
     def _recorded(self, reference: LaneState) -> None:
         if reference.record.status == "done":
-            references.keep(self._saved, self.key, {})
-            self._say("reference: recorded")
+            try:
+                references.keep(self._saved, self.key, {})
+                self._say("reference: recorded")
+            except (WorkbenchError, OSError) as error:  # the lanes need the trace, not the cache
+                self._say(f"reference: recorded, but not kept for later runs: {error}")
             self._release()
             return
         with self._lock:
             waiting, self._waiting = self._waiting, []
+        reason = f"there is no reference: {reference.record.reason or reference.record.status}"
         for task in waiting:
-            self.hub.update(
-                task.lane.record.id, status="failed", reason=f"there is no reference: {reference.record.reason}"
-            )
+            with contextlib.suppress(WorkbenchError):  # a file that cannot be written was said by the reference
+                self.hub.update(task.lane.record.id, status="failed", reason=reason)
 
     def _release(self) -> None:
         with self._lock:
@@ -250,12 +277,14 @@ class Experiment:
         )
 
     def _floor_work(self, row: FloorRow) -> Work:
-        return self._work(first=row.first, single=row.single, reuse_prefix=row.reuse_prefix, decode_tokens=0)
+        single = self._single(row.configuration) if row.single is None else row.single
+        return self._work(first=row.first, single=single, reuse_prefix=row.reuse_prefix, decode_tokens=0)
 
     def _lane_model(self, configuration: Configuration) -> Model:
-        """The lane's model. Raises ConfigurationError where its tokens are not the reference's."""
-        model = self.prepared.model
+        """The lane's model. Raises ConfigurationError where it cannot run this lane on the reference's tokens."""
+        model, tokens = self.prepared.model, len(self.prepared.rendered)
         if configuration.model == self._ask.reference.model:
+            check_model(configuration, model.facts, tokens)
             return model
         other = find_model(configuration.model, converter(self.prepared.environment.python), told(self._say))
         if Tokenizer.load(other.folder).hash != self.prepared.tokenizer.hash:
@@ -264,6 +293,7 @@ class Experiment:
                 where=f"lane {configuration.to_line()}",
                 next="Distributions over different tokens cannot be compared.",
             )
+        check_model(configuration, other.facts, tokens)
         return other
 
     def _existing(self, kind: LaneKind, configuration: Configuration) -> LaneState | None:
@@ -319,4 +349,6 @@ class Experiment:
         if len(done) < 2:
             self._say("floor: not measured, its lanes did not finish")
             return
-        self.hub.set_floor(floor_fact(self.state, done))
+        floor = floor_fact(self.state, done)
+        self.hub.set_floor(floor)
+        references.keep_floor(self.key, floor)

@@ -65,7 +65,7 @@ class Job:
         lane_id = self.lane.record.id
         configuration = from_json(self.lane.record.configuration)
         self.hub.update(lane_id, status="running", reason="")
-        context, keep = self._room()
+        context, keep = self._room(configuration.ctx)
         started = self._request(
             events.Start(next(_jobs), configuration.to_json(), self.work.model_path, context), events.Started
         )
@@ -92,12 +92,13 @@ class Job:
     def _reuse(self) -> str:
         return f"prefix of {self.work.reuse_prefix}" if self.work.reuse_prefix else "none"
 
-    def _room(self) -> tuple[int, int]:
-        """Positions the cache must hold, and from where the decode sample starts (-1: the context's end)."""
+    def _room(self, asked: int) -> tuple[int, int]:
+        """Positions the cache must hold (`asked` where not 0), and where the decode sample starts (-1: at the end)."""
         n, extra = len(self.work.ids), self.work.decode_tokens
-        if n + extra <= self.work.context_limit:
-            return n + extra, -1
-        return max(n, self.work.context_limit), max(1, self.work.context_limit - extra)
+        limit = min(asked or self.work.context_limit, self.work.context_limit)
+        if n + extra <= limit:
+            return asked or n + extra, -1
+        return max(n, limit), max(1, limit - extra)
 
     def _score(self, configuration: Configuration, first: int) -> events.Scored:
         work = self.work

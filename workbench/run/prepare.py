@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from workbench.config.axes import DEFAULT_KV_GROUP
 from workbench.config.lane import Configuration, from_json
 from workbench.engines.environments import Environment, environment_for
 from workbench.engines.models import Model, find_model
@@ -60,6 +62,7 @@ def prepare(ask: Ask, say: Say) -> Prepared:
     environment = usable_environment(ask.reference.engine)
     model = find_model(ask.reference.model, converter(environment.python), told(say))
     renderer = Renderer.load(model.folder)
+    check_model(ask.reference, model.facts)
     limit = ask.reference.ctx or model.facts["context_limit"] or NO_LIMIT
     rendered = render(session, renderer)
     if ask.fit and len(rendered) > limit:
@@ -68,6 +71,25 @@ def prepare(ask: Ask, say: Say) -> Prepared:
         say(f"session: {rendered.facts['notes'][-1]}")
     check_length(session, len(rendered), limit)
     return Prepared(session, model, renderer.tokenizer, rendered, environment)
+
+
+def check_model(configuration: Configuration, facts: dict[str, Any], tokens: int = 0) -> None:
+    """Raise ConfigurationError for what this model, or a session of so many tokens, does not allow."""
+    limit, ctx, size = facts["context_limit"], configuration.ctx, facts["head_dim"]
+    what = advice = ""
+    if limit and ctx > limit:
+        what, advice = f"ctx={ctx} is beyond the model's context of {limit:,}", f"Use at most {limit}."
+    elif 0 < ctx < tokens:
+        what = f"ctx={ctx} is too small for the session's {tokens:,} tokens"
+        advice = "Use a larger one, 0 for as many as needed, or --fit with the reference's ctx."
+    elif configuration.kv in ("int8", "int4") and size:
+        group = int(dict(configuration.extra).get("kv_group", DEFAULT_KV_GROUP))
+        fitting = [str(n) for n in (8, 16, 32, 64, 128) if size % n == 0]
+        if group < 2 or group % 2 or size % group:
+            what = f"kv_group={group} does not divide the head size {size} into even groups"
+            advice = f"Use kv_group={'|'.join(fitting) or size}."
+    if what:
+        raise ConfigurationError(what, where=f"lane {configuration.to_line()}", next=advice)
 
 
 def ask_again(path: Path) -> Ask:

@@ -225,5 +225,7 @@ def _identify(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise SavedSessionError("is a folder", where=str(path), next="Name a file.")
     if not path.is_file():
         raise SavedSessionError("there is no such file", where=str(path), next="Check the path.")

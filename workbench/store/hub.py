@@ -67,13 +67,15 @@ class Hub:
             return lane
 
     def update(self, lane_id: int, **values: Any) -> LaneRecord:
-        """Change fields of a lane's record (status, reason, manifest, stats, ...)."""
+        """Change fields of a lane's record (status, reason, manifest, stats, ...).
+
+        The state has them also where the file cannot be written: screens and exit codes go by it.
+        """
         with self._lock:
             lane = self.lane(lane_id)
-            record = replace(lane.record, **values)
-            self._saved.update_lane(record)
-            lane.record = record
+            lane.record = record = replace(lane.record, **values)
             self.state.version += 1
+            self._saved.update_lane(record)
             return record
 
     def receive(self, lane_id: int, event: Rows | Tokens | Progress) -> None:

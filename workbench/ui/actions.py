@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from textual.binding import Binding, BindingsMap
-from textual.keys import format_key
+from textual.keys import Keys, format_key, key_to_character
 
 Place = Literal["app", "lanes", "switcher", "dialog"]
 
@@ -98,6 +98,7 @@ FOOTER: tuple[tuple[str, ...], ...] = (
 FOOTER_END: tuple[tuple[str, ...], ...] = (("palette",), ("help",), ("quit",))
 
 _BY_ID = {action.id: action for action in ACTIONS}
+_NAMED = frozenset(key.value for key in Keys)
 _SHORT = {
     "space": "space", "left_square_bracket": "[", "right_square_bracket": "]", "left_curly_bracket": "{",
     "right_curly_bracket": "}", "question_mark": "?", "comma": ",", "full_stop": ".", "minus": "-", "equals_sign": "=",
@@ -111,20 +112,31 @@ def action(id: str) -> Action:
 
 
 def resolve_keys(chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The overrides that can be used, and a sentence for each that cannot: an unknown id, or another action's key."""
+    """The overrides that can be used, and a sentence for each that cannot: an unknown id or key, or another's key."""
     problems: list[str] = []
     used: dict[str, str] = {}
     for id, keys in chosen.items():
-        if id in _BY_ID:
-            used[id] = ",".join(key.strip() for key in keys.split(",") if key.strip())
-        else:
+        names = [key.strip() for key in keys.split(",") if key.strip()]
+        if id not in _BY_ID:
             problems.append(f"[keys] {id}: there is no such action")
-    for id in list(used):
-        if clash := next(_clashes(id, used), None):
-            key, other = clash
-            problems.append(f"[keys] {id}: {display(key)} already is {other}; the default stays")
-            del used[id]
+        elif wrong := next((key for key in names if not _is_key(key)), None if names else keys):
+            hint = " (a comma is written comma)" if "," in wrong else ""
+            problems.append(f"[keys] {id}: {wrong!r} is no key{hint}; the default stays")
+        else:
+            used[id] = ",".join(names)
+    # An action that gets its default back may clash with one that was looked at before: until nothing clashes.
+    while clash := next(((id, *found) for id in used for found in _clashes(id, used)), None):
+        id, key, other = clash
+        problems.append(f"[keys] {id}: {display(key)} already is {other}; the default stays")
+        del used[id]
     return used, problems
+
+
+def _is_key(name: str) -> bool:
+    """Whether a key of that name can be pressed: a character, or Textual's name for one, with modifiers or without."""
+    *modifiers, key = name.split("+") if len(name) > 1 else [name]
+    known = key.isprintable() if len(key) == 1 else key in _NAMED or key_to_character(key) is not None
+    return known and set(modifiers) <= {"ctrl", "shift", "alt", "super", "hyper", "meta"}
 
 
 def _clashes(id: str, chosen: Mapping[str, str]):  # type: ignore[no-untyped-def]
@@ -150,6 +162,11 @@ def bindings(place: Place) -> list[Binding]:
         for item in ACTIONS
         if item.place == place
     ]
+
+
+def rebound(id: str, call: str) -> Binding:
+    """The keys of an action, the user's own included, for another call: in a dialog where they mean the like."""
+    return Binding(_BY_ID[id].keys, call, show=False, id=id)
 
 
 def keys_of(id: str, chosen: Mapping[str, str]) -> list[str]:

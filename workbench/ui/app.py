@@ -20,7 +20,7 @@ from workbench.config.settings import Settings
 from workbench.config.theme import DEFAULT_THEME, Palette
 from workbench.errors import WorkbenchError
 from workbench.store.state import SessionState
-from workbench.ui.actions import ACTIONS, bindings, resolve_keys
+from workbench.ui.actions import ACTIONS, bindings, keys_of, resolve_keys
 from workbench.ui.board import Board, Desk
 from workbench.ui.runner import Runner
 from workbench.ui.screens.lanes import LanesScreen
@@ -62,8 +62,9 @@ class WorkbenchApp(App[None]):
         super().__init__()
         settings = settings or Settings()
         self.palettes = themes
-        self.refused = [str(problem) for problem in problems]
-        self.problems = [*self.refused, *(str(problem) for problem in settings.problems)]
+        refused = list(problems)
+        self.refused = [f"{Path(problem.where).name}: {problem.what}" for problem in refused]
+        self.problems = [str(problem) for problem in (*refused, *settings.problems)]
         self.keys, clashes = resolve_keys(settings.keys)
         self.problems += clashes
         self.state = state
@@ -166,7 +167,9 @@ class WorkbenchApp(App[None]):
         for item in ACTIONS:
             if item.place in places and item.id != "palette":
                 call = f"app.{item.call}" if item.place == "app" else item.call
-                yield SystemCommand(item.description, f"{item.group} · {item.id}", partial(self._command, call, screen))
+                keys = " ".join(keys_of(item.id, self.keys))
+                title = f"{item.id}: {item.description}"  # the title is what is searched, so the id is part of it
+                yield SystemCommand(title, f"{item.group} · {keys}", partial(self._command, call, screen))
 
     async def _command(self, call: str, screen: Screen[object]) -> None:
         await screen.run_action(call)

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Size
 
-from workbench.ui.actions import ACTIONS, keys_of
+from workbench.ui.actions import ACTIONS, bindings, keys_of, rebound
 from workbench.ui.board import Desk
 from workbench.ui.measures import KL_LEVELS, LEVEL_NAMES
 from workbench.ui.screens.dialog import DialogScreen
@@ -105,7 +105,15 @@ class HelpBody(Lines):
 
 
 class HelpScreen(DialogScreen[None]):
-    """Scrolls where it does not fit."""
+    """Scrolls where it does not fit. The key that opened it closes it, and so does the one that quits."""
+
+    BINDINGS = (
+        *bindings("dialog"),
+        rebound("help", "dismiss_dialog"),
+        rebound("quit", "dismiss_dialog"),
+        rebound("up", "scroll(-1)"),
+        rebound("down", "scroll(1)"),
+    )
 
     def __init__(self, desk: Desk, chosen: Mapping[str, str], notes: list[str]) -> None:
         super().__init__()
@@ -120,5 +128,5 @@ class HelpScreen(DialogScreen[None]):
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
 
-    def action_help(self) -> None:
-        self.dismiss(None)
+    def action_scroll(self, rows: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=rows, animate=False)

@@ -55,6 +55,7 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
         self._timer: Timer | None = None
         self._then = 0.0
         self._beat = 0
+        self._fresh = self._moved = False  # what changed since figures were painted
         self._version = -1
         self._reading = -1
 
@@ -166,24 +167,27 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
                 moved = True
             if changed or moved or fresh:
                 self.tokens.sync()
-            if fresh or moved:
-                self._beat_slow(fresh, moved)
+            self._fresh, self._moved = self._fresh or fresh, self._moved or moved
+            self._beat_slow()
         if not self._wanted() and self._timer is not None:
             self._timer.pause()
             self.refresh_figures()
+            self.read_trace()
 
-    def _beat_slow(self, fresh: bool, moved: bool) -> None:
-        if self._beat % SLOW_EVERY:
+    def _beat_slow(self) -> None:
+        """Figures, every fifth beat, where something changed since the last time."""
+        if self._beat % SLOW_EVERY or not (self._fresh or self._moved):
             return
         board = self.desk.board
-        if fresh:
+        if self._fresh:
             self.query_one(Gauges).refresh()
             if board is not None and len(board.views) != len(self.tokens.drawn_lanes) and not board.zoomed:
                 self.fit()
-        if moved:
+        if self._moved:
             self.query_one(Inspector).refresh()
             self.read_trace()
         self.query_one(Scrubber).refresh()
+        self._fresh = self._moved = False
 
     def _hear(self, runner: Runner) -> None:
         if runner.message != self.desk.message:
@@ -250,9 +254,11 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
         return self.desk.board is not None or action not in _CALLS
 
     def action_lane(self, number: int) -> None:
-        views = self.board.views
-        if 1 <= number <= len(views):
-            self._activate(number - 1)
+        numbers = [view.number for view in self.board.views]
+        if number in numbers:
+            self._activate(numbers.index(number))
+        else:
+            self.say(f"There is no lane {number} on screen." + (" X shows hidden lanes." if self.board.hidden else ""))
 
     def action_next_lane(self, step: int) -> None:
         views, active = self.board.views, self.board.active
@@ -299,6 +305,7 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
             self.say(f"Lane {active.number} is {active.lane.record.status} already.")
         else:
             self.runner.retry(active.lane.record.id)
+            self.say(f"Lane {active.number} is run again.")
             self.board.update()
             self.redraw()
             self.wake()
@@ -312,11 +319,17 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
             self.say(f"Lane {active.number} is being stopped; x again hides it.")
             self.wake()
         elif len(self.board.views) > 1:
+            index = self.board.views.index(active)
             self.board.hidden.add(active.lane.record.id)
+            self.board.focus = self.board.views[min(index, len(self.board.views) - 1)].lane.record.id
             self.fit()
-            self.say(f"Hidden: {active.lane.record.name}. X shows hidden lanes again.")
+            self.refresh_figures()
+            self.say(f"Hidden: lane {active.number}, {active.lane.record.name}. X shows hidden lanes again.")
+        else:
+            self.say("The last lane stays.")
 
     def action_show_lanes(self) -> None:
+        self.say("" if self.board.hidden else "No lane is hidden.")
         self.board.hidden.clear()
         self.fit()
 

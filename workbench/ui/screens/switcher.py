@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rich.segment import Segment
 from rich.style import Style
 from textual.app import ComposeResult
+from textual.content import Content
 from textual.geometry import Size
 
 from workbench.config.axes import AXIS_NAMES, ENGINES, refusal, values
@@ -159,7 +160,7 @@ class SwitcherBody(Lines):
 
     def _outcome(self, row: Row, possible: bool) -> Row:
         ink = self.desk.ink
-        key = keys_of("apply", {})[0]
+        key = keys_of("apply", self.desk.keys)[0]
         row.add("   ", ink.text)
         twin = self.twins.get(self.choice.chosen.key())
         if self.note:
@@ -200,8 +201,11 @@ class SwitcherScreen(DialogScreen[int]):
         self.body.add_class("dialog")
         self.body.border_title = "configuration"
         words = [(ids, action(ids).footer) for ids in ("axis-prev", "value-prev", "reset", "apply", "dismiss")]
+        chosen = self.desk.keys
         names = {"axis-prev": "↑↓", "value-prev": "←→"}
-        self.body.border_subtitle = " · ".join(f"{names.get(id, keys_of(id, {})[0])} {word}" for id, word in words)
+        names = {id: keys for id, keys in names.items() if id not in chosen}
+        keys = [f"{names.get(id, keys_of(id, chosen)[0])} {word}" for id, word in words]
+        self.body.border_subtitle = Content(" · ".join(keys))  # a key may be a bracket: no markup
         yield self.body
 
     def action_axis(self, step: int) -> None:

@@ -7,12 +7,16 @@ from textual.containers import Vertical
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from workbench.session.text import one_line
+from workbench.ui.actions import bindings, rebound
 from workbench.ui.screens.dialog import DialogScreen
 from workbench.ui.widgets.lines import app_of
 
 
 class ThemeScreen(DialogScreen[str]):
     """Gives the chosen name; the app keeps it."""
+
+    BINDINGS = (*bindings("dialog"), rebound("up", "move(-1)"), rebound("down", "move(1)"))
 
     def __init__(self, names: list[str], current: str, refused: list[str]) -> None:
         super().__init__()
@@ -25,7 +29,7 @@ class ThemeScreen(DialogScreen[str]):
             frame.border_title = "theme"
             frame.border_subtitle = "enter keeps · esc back"
             options = [Option(name, id=name) for name in self.names]
-            options += [Option(f"✗ {name}", disabled=True) for name in self.refused]
+            options += [Option(f"✗ {one_line(name)}", disabled=True) for name in self.refused]
             yield OptionList(*options, markup=False)
 
     def on_mount(self) -> None:
@@ -39,6 +43,10 @@ class ThemeScreen(DialogScreen[str]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
+
+    def action_move(self, step: int) -> None:
+        options = self.query_one(OptionList)
+        options.action_cursor_up() if step < 0 else options.action_cursor_down()
 
     def action_dismiss_dialog(self) -> None:
         app_of(self).theme = self.before

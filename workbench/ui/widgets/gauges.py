@@ -44,6 +44,17 @@ def short_configuration(record: LaneRecord) -> str:
     return " · ".join(words)
 
 
+def phase_of(view: LaneView) -> str:
+    """What a running lane does now."""
+    lane, edge, count = view.lane, view.measures.edge, view.measures.shared.count
+    if edge >= count > 0:  # everything is scored: what is left is the decode sample, which reports tokens alone
+        written = len(lane.continuation)
+        return f"decode, {written} tok" if written else "decode"
+    if lane.total and not edge and lane.phase != "prefill":
+        return f"{lane.phase} {thousands(lane.done)}/{thousands(lane.total)}"
+    return lane.phase or "loading"
+
+
 def kl_step(value: float) -> int:
     """The level of a KL, 0 to 4."""
     return sum(value >= threshold for threshold in KL_LEVELS)
@@ -121,9 +132,7 @@ class Gauges(Lines):
         )
         words: str = status
         if status == "running":
-            words = lane.phase or "running"
-            if lane.total and view.measures.edge in (0, view.measures.shared.count) and lane.phase != "prefill":
-                words += f" {thousands(lane.done)}/{thousands(lane.total)}"
+            words = phase_of(view)
         elif status == "done" and lane.record.stats.get("reused"):
             words = "cached"
         elif status in ("failed", "invalid"):
@@ -189,8 +198,7 @@ class Gauges(Lines):
         self._label(row, "decode").add("—" if decode is None else f"{decode:.1f}/s", ink.text if decode else ink.muted)
         row.to(VALUE).add("prefill ", ink.muted)
         row.add("—" if prefill is None else f"{thousands(prefill)}/s", ink.text if prefill else ink.muted)
-        accept = "accept" if row.width >= 44 else "acc"
-        return row.right((f" {accept} ", ink.muted), ("— ", ink.muted))
+        return row.right((f" {'accept' if row.width >= 44 else 'acc'} — ", ink.muted))
 
     def _compact_title(self, view: LaneView, row: Row, active: bool) -> Row:
         ink = self.desk.ink

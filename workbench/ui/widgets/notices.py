@@ -9,6 +9,7 @@ from rich.segment import Segment
 
 from workbench.session.text import one_line
 from workbench.store.state import LaneRecord
+from workbench.ui.actions import keys_of
 from workbench.ui.board import MARGIN, Desk, LaneView
 from workbench.ui.styles import Ink
 from workbench.ui.widgets.lines import Row
@@ -63,11 +64,12 @@ def wrapped(text: str, width: int) -> list[str]:
     line = ""
     for word in one_line(text).split():
         while cell_len(word) > width > 0:
-            head = word[: max(1, width - (cell_len(line) + 1 if line else 0))] if not line else ""
             if line:
                 lines.append(line)
                 line = ""
-                continue
+            head = word[:width]
+            while len(head) > 1 and cell_len(head) > width:
+                head = head[:-1]
             lines.append(head)
             word = word[len(head) :]
         if line and cell_len(line) + 1 + cell_len(word) > width:
@@ -87,10 +89,14 @@ def waiting(desk: Desk, y: int, width: int, height: int) -> list[Segment]:
         ("", ink.text),
         *((text, ink.text) for text in wrapped(message, min(width - 8, 100))),
         ("", ink.text),
-        ("c opens one" if ready else "q quits", ink.muted),
+        (_hint(desk, "config", "opens one") if ready else _hint(desk, "quit", "quits"), ink.muted),
     ]
     row, index = Row(width, ink.text), y - max(0, (height - len(lines)) // 2)
     if 0 <= index < len(lines):
         text, style = lines[index]
         row.to(max(1, (width - cell_len(one_line(text))) // 2)).add(text, style)
     return row.segments()
+
+
+def _hint(desk: Desk, id: str, words: str) -> str:
+    return f"{keys_of(id, desk.keys)[0]} {words}"
