@@ -96,3 +96,19 @@ def test_csv_reads_back_with_the_bins_by_their_depth() -> None:
     assert [row["name"] for row in rows] == ["a,b", "c"]
     assert float(rows[0]["kl.mean"]) == 0.00312
     assert float(rows[0]["by_depth.2000.flip_rate"]) == 0.03
+
+
+def test_numbers_that_must_not_be_used_are_marked_and_a_failed_reference_has_no_zero() -> None:
+    shown = comparison(lane("kv int8", valid=False, reason="targets and rows are off by one"))
+    text = table.text(shown)
+    assert "kv int8 [invalid]" in text
+    assert "kv int8: invalid: targets and rows are off by one" in text
+    shown["reference"] |= {"status": "failed", "reason": "no memory"}
+    failed = next(line for line in table.text(shown).splitlines() if line.startswith("bf16 (reference)"))
+    assert failed.split()[:4] == ["bf16", "(reference)", "[failed]", "–"]
+    assert "bf16: failed: no memory" in table.text(shown)
+
+
+def test_a_lane_under_other_conditions_than_the_reference_says_so() -> None:
+    text = table.text(comparison(lane("kv int8", manifest={"threads": 1, "device": "cpu"})))
+    assert "kv int8: not under the reference's conditions: threads 1, not 2" in text

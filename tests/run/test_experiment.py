@@ -11,9 +11,12 @@ import pytest
 
 from workbench.config.lane import Configuration, parse_spec
 from workbench.errors import ConfigurationError, SavedSessionError, SessionError
+from workbench.protocol.events import Rows
 from workbench.report.compare import compare
 from workbench.run.experiment import Experiment
 from workbench.run.prepare import Ask, ask_again
+from workbench.run.reference import reference_key
+from workbench.run.scheduler import Task
 from workbench.store.playback import load_state
 from workbench.store.saved import SavedSession
 from workbench.store.state import LaneState, SessionState
@@ -215,3 +218,124 @@ def test_columns_of_a_lane_hold_the_stream_in_order(ask: Ask) -> None:
         trace = state.trace(1, n)
         assert len(trace["k"]) == n - 1
         assert np.array_equal(trace["logprob"], state.lanes[0].rows.column("logprob"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("transformers:kv=int8,ctx=100", "ctx=100 is too small for the session's"),
+        ("transformers:kv=int8,ctx=100000", "beyond the model's context of 4,096"),
+        ("transformers:kv=int8,kv_group=7", "kv_group=7 does not divide the head size 32"),
+        ("transformers:kv=int8,kv_group=x", "kv_group=x is not a number"),
+        ("transformers:kv_group=16", "kv_group=16 has no effect on kv="),
+        ("transformers:temperature=0.7", "temperature=0.7 would have no effect"),
+    ],
+)
+def test_what_a_lane_would_ignore_or_cannot_do_is_refused_before_there_is_a_file(
+    ask: Ask, spec: str, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Experiment(replace(ask, lanes=(parse_spec(spec, ask.reference),)), lambda line: None).prepare()
+    assert ask.output is not None
+    assert not ask.output.exists()
+
+
+def test_a_lane_given_twice_is_queued_once(ask: Ask) -> None:
+    experiment = Experiment(replace(ask, lanes=(ask.lanes[0], ask.lanes[0])), lambda line: None)
+    try:
+        state = experiment.prepare()
+        submitted: list[int] = []
+        submit = experiment.scheduler.submit
+
+        def counted(task: Task) -> None:
+            submitted.append(task.lane.record.id)
+            submit(task)
+
+        experiment.scheduler.submit = counted
+        experiment.start()
+        assert experiment.wait(120)
+        assert sorted(submitted) == sorted(lane.record.id for lane in state.lanes)
+    finally:
+        experiment.close()
+
+
+def test_a_file_that_cannot_be_written_fails_the_lanes_and_the_run_ends(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise SavedSessionError("cannot be written: database or disk is full")
+
+    experiment = Experiment(ask, lambda line: None)
+    state = experiment.prepare()
+    submit = experiment.scheduler.submit
+
+    def submit_full(task: Task) -> None:  # the disk fills once the lanes are there
+        monkeypatch.setattr(SavedSession, "append", full)
+        monkeypatch.setattr(SavedSession, "update_lane", full)
+        submit(task)
+
+    experiment.scheduler.submit = submit_full
+    experiment.start()
+    assert experiment.wait(60)
+    assert {lane.record.status for lane in state.lanes} == {"failed"}
+    assert "disk is full" in state.lanes[0].record.reason
+    assert all("there is no reference" in lane.record.reason for lane in state.lanes[1:])
+    experiment.close()
+
+
+def test_a_lane_that_was_broken_off_leaves_the_next_one_a_working_engine(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(ask, lambda line: None)
+    state = experiment.prepare()
+    receive = experiment.hub.receive
+
+    def broken(lane_id: int, event: Any) -> None:
+        if isinstance(event, Rows) and lane_id == lane_of(state, "kv int8").record.id:
+            raise ValueError("rows that cannot be taken")
+        receive(lane_id, event)
+
+    monkeypatch.setattr(experiment.hub, "receive", broken)
+    experiment.start()
+    assert experiment.wait(120)
+    assert lane_of(state, "kv int8").record.status == "failed"
+    assert lane_of(state, "kv int4").record.status == "done"
+    experiment.close()
+
+
+def test_a_reference_that_cannot_be_cached_is_used_all_the_same(ask: Ask, home: Path) -> None:
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "traces").write_text("in the way")
+    said: list[str] = []
+    comparison = ran(replace(ask, lanes=ask.lanes[:1]), said)
+    assert comparison["lanes"][0]["status"] == "done"
+    assert any("not kept for later runs" in line for line in said)
+
+
+def test_a_reference_cancelled_before_it_began_fails_what_waits_for_it(ask: Ask) -> None:
+    experiment = Experiment(ask, lambda line: None)
+    state = experiment.prepare()
+    monkeypatched = experiment.scheduler._next_fits  # pyright: ignore[reportPrivateUsage]
+    experiment.scheduler._next_fits = lambda: False  # pyright: ignore[reportPrivateUsage]
+    experiment.start()
+    experiment.cancel(state.lanes[0].record.id)
+    experiment.scheduler._next_fits = monkeypatched  # pyright: ignore[reportPrivateUsage]
+    assert experiment.wait(10)
+    assert [lane.record.status for lane in state.lanes] == ["cancelled", "failed", "failed"]
+    experiment.close()
+
+
+def test_an_empty_file_as_left_by_a_kill_is_begun_anew(ask: Ask) -> None:
+    assert ask.output is not None
+    ask.output.touch()
+    experiment = Experiment(replace(ask, lanes=()), lambda line: None)
+    assert len(experiment.prepare().stream["ids"]) > 100
+    experiment.close()
+
+
+def test_another_thread_setting_or_processor_set_does_not_share_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: set[str] = set()
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        keys.add(reference_key(Configuration(), {"weights": "w"}, {}))
+    assert len(keys) == 2

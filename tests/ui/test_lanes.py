@@ -405,6 +405,14 @@ async def test_floor_rows_are_not_lanes():
         assert len(app.lanes.board.views) == 4
 
 
+async def test_the_header_says_which_row_of_the_floor_is_being_measured():
+    state = make_state()
+    state.lanes.append(replace_kind(state.lanes[1], 9))
+    set_status(state.lanes[-1], "running", name="chunk 256")
+    async with opened(state=state, runner=FakeRunner(state)) as (app, _):
+        assert "noise floor, chunk 256: 100%" in text_of(app, "header")
+
+
 def replace_kind(lane, id):
     from workbench.store.state import LaneState
 

@@ -14,6 +14,7 @@ from workbench.config.theme import load_themes
 from workbench.errors import ConfigurationError
 from workbench.run.live import LiveRunner
 from workbench.run.prepare import Ask
+from workbench.session.text import one_line
 from workbench.store.playback import load_state
 from workbench.store.saved import SavedSession
 from workbench.store.state import SessionState
@@ -35,11 +36,14 @@ def open_live(ask: Ask) -> int:
     runner = LiveRunner(ask)
     try:
         _app(runner=runner).run()
+        failed = runner.state is None and not runner.busy
     finally:
         runner.close()
     if runner.state is not None:
-        print(f"saved: {runner.state.path}")
-    return 0
+        print(f"saved: {one_line(str(runner.state.path))}")
+    if failed:  # what the screen said is gone with the screen
+        print(f"workbench: {one_line(runner.message)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def open_file(path: Path) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from workbench.errors import ConfigurationError
 from workbench.report import table
 from workbench.report.compare import compare as comparison_of
 from workbench.session.text import one_line
@@ -49,6 +50,11 @@ def compare(options: argparse.Namespace) -> int:
 def export(options: argparse.Namespace) -> int:
     """`workbench export FILE`: per-position rows on stdout."""
     with _opened(options.file) as state:
+        names = [lane.record.name for lane in state.lanes]
+        if options.lane is not None and options.lane not in names:
+            raise ConfigurationError(
+                f"there is no lane {options.lane!r}", where=options.file, next=f"Its lanes: {', '.join(names)}."
+            )
         write = write_csv if options.format == "csv" else write_jsonl
         write(state, sys.stdout, lane=options.lane)
     return 0

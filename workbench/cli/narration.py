@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
+
+from rich.cells import chop_cells
 
 from workbench.session.text import one_line
 from workbench.store.state import LaneState, SessionState
@@ -51,6 +54,7 @@ class Narrator:
         line = one_line(" · ".join(parts))
         with self._lock:
             if self._terminal:
+                line = chop_cells(line, max(8, shutil.get_terminal_size().columns - 1))[0]  # one row, or it piles up
                 print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
                 self._drawn = True
             else:

@@ -79,6 +79,8 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison["reference"].get("reused_from"):
         lines.append("the reference was recorded in an earlier run; its speed and memory are of then")
     reference = comparison["reference"]
+    if reference.get("headline_positions") == 0:
+        lines.append("no token of this session is an assistant's: there is no headline, other roles are in --json")
     for lane in [*([reference] if reference else []), *comparison["lanes"]]:
         if lane.get("reason"):
             first = one_line(str(lane["reason"]).splitlines()[0])

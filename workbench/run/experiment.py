@@ -351,4 +351,9 @@ class Experiment:
             return
         floor = floor_fact(self.state, done)
         self.hub.set_floor(floor)
-        references.keep_floor(self.key, floor)
+        if len(done) < len(lanes):
+            return
+        try:
+            references.keep_floor(self.key, floor)
+        except (WorkbenchError, OSError) as error:  # this run needs the floor, not the cache
+            self._say(f"floor: measured, but not kept for later runs: {error}")

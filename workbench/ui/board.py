@@ -81,6 +81,15 @@ class Board:
     def running(self) -> bool:
         return any(lane.record.status in ACTIVE for lane in self.state.shown)
 
+    @property
+    def measuring(self) -> str:
+        """What runs without a pane of its own: the noise floor, row by row."""
+        for lane in list(self.state.lanes):
+            if lane.record.kind == "floor" and lane.record.status == "running":
+                share = len(lane.rows) / max(1, self.count)
+                return f"noise floor, {lane.record.name}: {100 * min(1.0, share):.0f}%"
+        return ""
+
     def update(self) -> set[int]:
         """Take in new lanes and rows; the ids of the lanes whose tokens changed."""
         changed: set[int] = set()

@@ -181,6 +181,7 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
         board = self.desk.board
         if self._fresh:
             self.query_one(Gauges).refresh()
+            self.query_one(Header).refresh()
             if board is not None and len(board.views) != len(self.tokens.drawn_lanes) and not board.zoomed:
                 self.fit()
         if self._moved:

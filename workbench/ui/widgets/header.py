@@ -30,8 +30,9 @@ class Header(Lines):
         parts: list[tuple[str, Style]] = []
         if board.state.damage:
             parts.append((f" ! {len(board.state.damage)} damaged ", ink.warning))
-        if self.desk.message and width >= 100:
-            parts.append((f"{self.desk.message[: width // 3]}  ", ink.text))
+        message = board.measuring or self.desk.message
+        if message and width >= 100:
+            parts.append((f"{message[: width // 3]}  ", ink.text))
         parts.append(("live  " if self.desk.live else "replay  ", ink.accent if board.running else ink.muted))
         if width >= 100:
             parts.append((f"{ink.palette.name}  ", ink.muted))
