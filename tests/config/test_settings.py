@@ -5,7 +5,7 @@ import os
 import pytest
 
 from workbench.config.lane import parse_toml
-from workbench.config.settings import Settings, parse_settings, read_settings
+from workbench.config.settings import Settings, keep_theme, parse_settings, read_settings
 from workbench.config.theme import load_themes, parse_theme
 from workbench.errors import ConfigurationError
 
@@ -56,3 +56,28 @@ def test_a_pipe_in_the_place_of_a_file_is_a_problem_and_nothing_waits(tmp_path):
 
 def test_keys_that_are_no_table_are_a_problem():
     assert "must be a table" in str(parse_settings('keys = "z"').problems[0])
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", 'theme = "harbour"\n', '# mine\n[keys]\nzoom = "Z"\n', 'theme = "a" # why\n\n[keys]\ntheme = "T"\n'],
+)
+def test_a_kept_theme_changes_nothing_else_in_the_file(tmp_path, before):
+    path = tmp_path / "folder" / "settings.toml"
+    if before:
+        path.parent.mkdir()
+        path.write_text(before)
+    old = read_settings(path)
+    keep_theme(path, "paper")
+    new = read_settings(path)
+    assert new.theme == "paper"
+    assert new.keys == old.keys
+    assert ("# mine" in before) == ("# mine" in path.read_text())
+
+
+def test_a_theme_is_not_kept_in_a_file_that_is_damaged(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("theme = ")
+    with pytest.raises(ConfigurationError, match="cannot be changed"):
+        keep_theme(path, "paper")
+    assert path.read_text() == "theme = "

@@ -182,7 +182,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
         tmp_path / "text.wbs": "not a database",
         tmp_path / "empty.wbs": "not a saved session",
         tmp_path / "none.wbs": "no such file",
-        tmp_path: "no such file",
+        tmp_path: "is a folder",
     }
     (tmp_path / "text.wbs").write_text("hello\n" * 1000)
     (tmp_path / "empty.wbs").touch()

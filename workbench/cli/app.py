@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench import paths
 from workbench.cli.narration import can_show_app
 from workbench.cli.parser import build_parser
-from workbench.config.settings import read_settings
+from workbench.config.settings import keep_theme, read_settings
 from workbench.config.theme import load_themes
 from workbench.errors import ConfigurationError
 from workbench.run.live import LiveRunner
@@ -59,5 +59,14 @@ def open_file(path: Path) -> int:
 
 def _app(*, state: SessionState | None = None, runner: LiveRunner | None = None, playing: bool = False) -> WorkbenchApp:
     themes, problems = load_themes([paths.themes_dir(), paths.config_dir() / "themes"])
-    settings = read_settings(paths.config_dir() / "settings.toml")
-    return WorkbenchApp(themes, settings, state=state, runner=runner, problems=problems, playing=playing)
+    file = paths.config_dir() / "settings.toml"
+    settings = read_settings(file)
+    return WorkbenchApp(
+        themes,
+        settings,
+        state=state,
+        runner=runner,
+        problems=problems,
+        playing=playing,
+        keep_theme=lambda name: keep_theme(file, name),
+    )

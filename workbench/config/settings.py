@@ -8,6 +8,8 @@ flip-next = "],n"
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +44,28 @@ def read_settings(path: Path) -> Settings:
         return parse_settings(data.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
         return Settings(problems=(ConfigurationError(f"not UTF-8: {error}", where=str(path)),))
+
+
+def keep_theme(path: Path, name: str) -> None:
+    """Write the theme into the settings file and leave everything else in it as it is. Raises ConfigurationError.
+
+    A file that is no TOML is not touched.
+    """
+    line = f"theme = {json.dumps(name, ensure_ascii=False)}"
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        tomllib.loads(text)
+        head, mark, tables = re.match(r"(.*?)(^\s*\[|\Z)(.*)", text, re.DOTALL | re.MULTILINE).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        head, found = re.subn(r"^\s*theme\s*=.*$", lambda _: line, head, count=1, flags=re.MULTILINE)
+        new = (head if found else f"{line}\n{head}") + mark + tables
+        if tomllib.loads(new) != {**tomllib.loads(text), "theme": name}:
+            raise ConfigurationError("its theme cannot be set without changing more", where=str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(new, encoding="utf-8")
+        part.replace(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"cannot be changed: {error}", where=str(path), next=f"Write there: {line}") from error
 
 
 def parse_settings(text: str, where: str = "settings") -> Settings:

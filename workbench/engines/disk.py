@@ -10,11 +10,12 @@ from pathlib import Path
 
 from workbench.engines.models import folder_bytes, list_models, remove_model
 from workbench.errors import ConfigurationError
-from workbench.paths import environments_dir, logs_dir, models_dir, traces_dir
+from workbench.paths import environments_dir, logs_dir, models_dir, saved_dir, traces_dir
 
 KINDS: dict[str, Callable[[], Path]] = {
     "models": models_dir,
     "traces": traces_dir,
+    "saved": saved_dir,
     "environments": environments_dir,
     "logs": logs_dir,
 }

@@ -159,10 +159,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scoring is done. Seconds cover the engine's forward passes and our rows, not loading; see `metrics.speed`.
+    """Scoring is done. Seconds are of the engine's forward passes; our own work on the rows is `rows_seconds`.
 
-    `stats`: prefill_tokens, prefill_seconds, decode_tokens, decode_seconds, peak_memory_bytes, kv_cache_bytes,
-    kv_workspace_bytes, kv_positions, memory_kind (`rss` or `device`), chunk; where the logits are padded beyond the
+    `stats`: prefill_tokens, prefill_seconds, decode_tokens, decode_seconds, rows_seconds, peak_memory_bytes,
+    kv_cache_bytes, kv_workspace_bytes, kv_positions, memory_kind (`rss` or `device`), chunk; where the logits are padded beyond the
     tokenizer's ids, padding_mass_mean and padding_mass_max, the probability that was cut off with them.
     """
 

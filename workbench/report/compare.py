@@ -86,6 +86,16 @@ def summarize(state: SessionState, lane: LaneState) -> dict[str, Any]:
     )
 
 
+def _first_token(stats: dict[str, Any], decode: dict[str, Any]) -> float | None:
+    """Seconds from the whole context to the first token: its forward passes and one step.
+
+    None where the passes were not all of one run on the prefill path, or the sample began before the context's end.
+    """
+    step, first = stats.get("prefill_seconds"), decode.get("first_token_seconds")
+    whole = decode.get("from") == stats.get("prefill_tokens")
+    return step + first if whole and step and first else None
+
+
 def _speeds(lane: LaneState) -> dict[str, Any]:
     stats = lane.record.stats
     decode: dict[str, Any] = stats.get("decode") or {}
@@ -93,6 +103,6 @@ def _speeds(lane: LaneState) -> dict[str, Any]:
     return {
         "prefill_tps": tokens / seconds if seconds and tokens else None,
         "decode_tps": decode.get("median_tps"),
-        "ttft_s": decode.get("first_token_seconds"),
+        "ttft_s": _first_token(stats, decode),
         "peak_memory_bytes": stats.get("peak_memory_bytes"),
     }

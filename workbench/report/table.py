@@ -71,6 +71,8 @@ def notes(comparison: Comparison) -> list[str]:
     if floor.get("value") is not None:
         named = ", ".join(f"{row['name']} {_number(row.get('kl_mean'))}" for row in floor["rows"])
         lines.append(f"noise floor {_number(floor['value'])} (the reference against itself: {named})")
+        if floor.get("failed"):
+            lines.append(f"rows of the floor that did not finish: {', '.join(map(one_line, floor['failed']))}")
         lines.append("~ at the floor: within 2x of it, so not told apart from the reference's own noise")
     else:
         lines.append(

@@ -349,7 +349,8 @@ class Experiment:
         if len(done) < 2:
             self._say("floor: not measured, its lanes did not finish")
             return
-        floor = floor_fact(self.state, done)
+        failed = [row.name for row, lane in lanes if lane.record.status != "done"]
+        floor = {**floor_fact(self.state, done), "failed": failed}
         self.hub.set_floor(floor)
         if len(done) < len(lanes):
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -33,6 +33,7 @@ class WorkbenchApp(App[None]):
     """Give it a `state` (replay), a `runner` (live), or both.
 
     `themes` must hold at least one palette; `problems` are sentences about themes and settings that could not be used.
+    `keep_theme` stores the theme that the user chose.
     """
 
     CSS_PATH = Path(__file__).with_name("style.tcss")
@@ -58,8 +59,10 @@ class WorkbenchApp(App[None]):
         runner: Runner | None = None,
         problems: Iterable[WorkbenchError] = (),
         playing: bool = False,
+        keep_theme: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
+        self._keep = keep_theme
         settings = settings or Settings()
         self.palettes = themes
         refused = list(problems)
@@ -209,4 +212,14 @@ class WorkbenchApp(App[None]):
         from workbench.ui.screens.themes import ThemeScreen
 
         if not isinstance(self.screen, ThemeScreen):
-            self.push_screen(ThemeScreen(sorted(self.palettes), self.theme, self.refused))
+            self.push_screen(ThemeScreen(sorted(self.palettes), self.theme, self.refused), self._keep_theme)
+
+    def _keep_theme(self, name: str | None) -> None:
+        """Let the chosen theme stay for the next start; where it cannot, say so."""
+        if name is None or self._keep is None:
+            return
+        try:
+            self._keep(name)
+        except WorkbenchError as error:
+            self.desk.notice = str(error)
+            self.lanes.redraw()

@@ -103,10 +103,11 @@ class Scoring:
             self.single = request.arrays.get("single", np.ones(self.n, dtype=np.uint8))
         self.tokens = {"prefill": 0, "decode": 0}
         self.busy = {"prefill": 0.0, "decode": 0.0}
+        self.rows_seconds = 0.0
         self.lost: list[NDArray[np.float64]] = []
 
     def run(self) -> dict[str, Any]:
-        """The statistics of `Scored` that scoring itself knows; seconds leave out waiting for the trace."""
+        """The statistics of `Scored` that scoring itself knows; seconds are of forward passes, our rows' apart."""
         pending: list[torch.Tensor] = []  # logits of tokens that ran alone, sent together after FLUSH_SECONDS
         begin, since = 0, time.perf_counter()
         kept, reuse = tokens_kept(self.request), self.request.reuse
@@ -141,6 +142,7 @@ class Scoring:
             "prefill_seconds": self.busy["prefill"],
             "decode_tokens": self.tokens["decode"],
             "decode_seconds": self.busy["decode"],
+            "rows_seconds": self.rows_seconds,
             "chunk": self.chunk,
             **self._padding(),
         }
@@ -173,8 +175,9 @@ class Scoring:
         else:
             trace = self.report.trace(position, position + len(logits))
             began = time.perf_counter()
-            rows = lane_rows(logits, targets, trace, sum(self.busy.values()), self.model.vocabulary)
+            seconds = sum(self.busy.values()) + self.rows_seconds
+            rows = lane_rows(logits, targets, trace, seconds, self.model.vocabulary)
         if logits.shape[1] > self.model.vocabulary:
             self.lost.append(lost_mass(logits, targets, rows, self.model.vocabulary))
-        self.busy[phase] += time.perf_counter() - began
+        self.rows_seconds += time.perf_counter() - began
         return rows

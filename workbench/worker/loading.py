@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from workbench.errors import ConfigurationError, ModelError
 from workbench.worker.quant.weights import Int8Linear, quantize_linears
@@ -22,6 +23,9 @@ MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.bfloat16}
 ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flex": "flex_attention"}
 FETCH_AGAIN = "Run `workbench models verify`, or fetch the model again."
+
+
+transformers_logging.disable_progress_bar()  # a failed lane shows the log's last lines: no bars among them
 
 
 def read_config(folder: Path) -> Any:
