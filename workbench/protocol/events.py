@@ -162,8 +162,8 @@ class Scored:
     """Scoring is done. Seconds are of the engine's forward passes; our own work on the rows is `rows_seconds`.
 
     `stats`: prefill_tokens, prefill_seconds, decode_tokens, decode_seconds, rows_seconds, peak_memory_bytes,
-    kv_cache_bytes, kv_workspace_bytes, kv_positions, memory_kind (`rss` or `device`), chunk; where the logits are padded beyond the
-    tokenizer's ids, padding_mass_mean and padding_mass_max, the probability that was cut off with them.
+    kv_cache_bytes, kv_workspace_bytes, kv_positions, memory_kind (`rss` or `device`), chunk; where the logits are
+    padded beyond the tokenizer's ids, padding_mass_mean and padding_mass_max, the probability that was cut off.
     """
 
     job: int
