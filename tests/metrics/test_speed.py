@@ -13,6 +13,11 @@ def test_median_rate_ignores_one_stall() -> None:
     assert len(decode_rates(seconds)) == 184
 
 
+def test_the_first_tokens_time_only_starts_the_clock() -> None:
+    assert decode_tps(5.0 + 0.1 * np.arange(40)) == pytest.approx(10, rel=1e-9)
+    assert decode_tps(np.array([5.0, 5.5])) == pytest.approx(2)
+
+
 def test_a_short_run_is_one_window_and_a_single_token_has_no_rate() -> None:
     assert decode_tps(np.array([1.0, 1.5, 2.0])) == pytest.approx(2)
     assert decode_tps(np.array([1.0])) is None

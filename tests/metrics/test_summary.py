@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.metrics.summary import FloorRow, best_two, floor_summary, lane_summary
+from workbench.metrics.summary import FloorRow, floor_summary, lane_summary
 from workbench.protocol.wire import Arrays
 
 N = 3000
@@ -136,17 +136,6 @@ def test_clusters_may_be_sessions() -> None:
     sessions = (np.arange(N + 1) // 250).astype(np.int64)
     found = summarise(rows_of(), clusters=sessions, cluster_name="session")
     assert found["interval"] == {"kl": "CR1 by session", "flips": "cluster bootstrap by session", "clusters": 13}
-
-
-def test_best_two_reads_the_margin_of_each_row_and_of_rows_that_have_none() -> None:
-    trace = {
-        "k": np.array([3, 0, 1], np.uint8),
-        "head_ids": np.array([7, 3, 9, 5], np.int32),
-        "head_logprobs": np.array([-0.5, -1.25, -3.0, 0.0], np.float32),
-    }
-    ids, margin = best_two(trace)
-    assert ids.tolist() == [[7, 3], [-1, -1], [5, -1]]
-    assert margin.tolist() == [0.75, 0.0, 0.0]
 
 
 def test_the_floor_is_the_largest_mean_without_the_repeat_and_tau_follows_signed_margins() -> None:

@@ -10,7 +10,7 @@ from workbench.config.lane import parse_spec
 from workbench.errors import Cancelled, ConfigurationError
 from workbench.protocol.columns import count_rows, join
 from workbench.protocol.events import Generate, Score
-from workbench.worker.generation import Sampler, median_speed
+from workbench.worker.generation import Sampler
 
 CPU = torch.device("cpu")
 
@@ -119,10 +119,3 @@ def test_sampled_frequencies_follow_the_temperature():
     logits = torch.tensor([0.0, 2.0])
     share = np.mean([int(sampler.choose(logits)[0]) for _ in range(2000)])
     assert abs(share - 1 / (1 + math.exp(-1))) < 0.04
-
-
-def test_speed_is_the_median_of_a_window_and_leaves_the_first_token_out():
-    steady = [5.0 + 0.1 * i for i in range(40)]
-    assert math.isclose(median_speed(steady), 10, rel_tol=1e-9)
-    assert median_speed([5.0]) is None
-    assert math.isclose(median_speed([5.0, 5.5]), 2)

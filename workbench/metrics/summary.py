@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.metrics import depth, stats
-from workbench.protocol.columns import dense
 from workbench.protocol.wire import Arrays
 from workbench.session.regions import ROLE_NAMES
 
@@ -41,7 +40,7 @@ def lane_summary(  # noqa: PLR0913
     """The part of a lane's `compare --json` entry that its rows give, and a few keys more.
 
     `rows` are columns of `protocol.columns.ROWS`, row 0 being position `first`; `trace_entropy`, `trace_margin` (the
-    reference's top-1 less top-2 log-probability, see `best_two`) and `trace_logprob` belong to the same rows; `stream`
+    reference's top-1 less top-2 log-probability) and `trace_logprob` belong to the same rows; `stream`
     and `clusters` are indexed by position. Without `clusters` errors are clustered by turn. The headline is over
     generated positions; `by_role` over all. A mean NLL worse than uniform over `vocabulary` ids means that targets and
     rows are shifted against each other: the lane is then not valid, and `problem` says so.
@@ -94,15 +93,6 @@ def lane_summary(  # noqa: PLR0913
             "by_role": _by_role(rows, trace_entropy, labels, stream["role"][here]),
         }
     )
-
-
-def best_two(trace: Arrays) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The reference's two best ids (n, 2) and its margin ln p1 − ln p2 (n,), from trace rows; −1 and 0 where absent."""
-    ids, logprobs = dense(trace, "head_ids", -1), dense(trace, "head_logprobs", np.nan)
-    short = max(0, 2 - ids.shape[1])
-    ids = np.pad(ids, ((0, 0), (0, short)), constant_values=-1)[:, :2]
-    logprobs = np.pad(logprobs, ((0, 0), (0, short)), constant_values=np.nan)[:, :2]
-    return ids, np.nan_to_num(logprobs[:, 0] - logprobs[:, 1])
 
 
 @dataclass(frozen=True, slots=True)

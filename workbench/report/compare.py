@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.config.lane import from_json
+from workbench.metrics.speed import tokens_per_second
 from workbench.metrics.summary import lane_summary
 from workbench.protocol.columns import ROWS
 from workbench.store.state import LaneState, SessionState
@@ -101,7 +102,7 @@ def _speeds(lane: LaneState) -> dict[str, Any]:
     decode: dict[str, Any] = stats.get("decode") or {}
     seconds, tokens = stats.get("prefill_seconds"), stats.get("prefill_tokens")
     return {
-        "prefill_tps": tokens / seconds if seconds and tokens else None,
+        "prefill_tps": tokens_per_second(tokens, seconds) if seconds and tokens else None,
         "decode_tps": decode.get("median_tps"),
         "ttft_s": _first_token(stats, decode),
         "peak_memory_bytes": stats.get("peak_memory_bytes"),

@@ -174,7 +174,8 @@ class Job:
 
 def check_effective(configuration: Configuration, effective: dict[str, Any]) -> None:
     """Raise ConfigurationError where an engine accepted a setting and runs another."""
-    for axis in ("weights", "kv", "attn"):
+    axes = ["weights", "kv", "attn", *(["threads"] if configuration.threads else [])]
+    for axis in axes:
         ran: Any = effective.get(axis)
         if isinstance(ran, dict):
             ran = ran.get("scheme")  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
+from workbench.metrics.speed import decode_tps
 from workbench.protocol.events import Generate
 from workbench.worker.forcing import FLUSH_SECONDS, Model, Report
-
-WINDOW = 16
-"""Tokens in the moving window whose median speed is reported."""
 
 
 class Sampler:
@@ -77,18 +74,10 @@ def generate(
     return ids, {
         "tokens": len(ids),
         "seconds": times[-1] if times else 0.0,
-        "median_tps": median_speed(times),
+        "median_tps": decode_tps(np.asarray(times)),
         "first_token_seconds": times[0] if times else None,
         "stop_reason": reason,
     }
-
-
-def median_speed(times: list[float]) -> float | None:
-    """Tokens/s from arrival times: the median over windows of WINDOW tokens, the first token left out; None below 2."""
-    if len(times) < 2:
-        return None
-    width = min(WINDOW, len(times) - 1)
-    return median(width / (times[i + width] - times[i]) for i in range(len(times) - width))
 
 
 def _flush(report: Report, sent: int, ids: list[int], logprobs: list[torch.Tensor], times: list[float]) -> None:

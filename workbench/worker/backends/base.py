@@ -1,7 +1,8 @@
 """What an engine must be able to do to be driven by `workbench.worker.serve`.
 
 To add an engine: write `worker/backends/NAME.py` with a class that fits `Backend` and a function `make()` that returns
-it; declare its axes in `config/axes.py`; add a tiny-model test beside `tests/worker/test_engine_process.py`. The class must
+it; declare its axes in `config/axes.py`; add a tiny-model test beside `tests/worker/test_engine_process.py`. The class
+must
 
 * read back what really runs, never echo what was asked for, and raise ConfigurationError (answered as *refused*) for
   what it cannot do, before anything large is loaded;
