@@ -129,6 +129,7 @@ class EngineProcess:
                 self._inbox.put(events.Failed(0, "failed", f"the engine sent what is not an event: {error}"))
         self._inbox.put(None)
         self._outbox.put(None)
+        self._child.wait()  # reaped also where nobody asks any more
 
     def _death(self) -> EngineError:
         try:
