@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from workbench.config import axes
 from workbench.config.lane import Configuration, from_json, parse_spec, parse_toml, read_spec
+from workbench.config.machine import Accelerator
 from workbench.errors import ConfigurationError
 
 text = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).map(str.strip).filter(bool)
@@ -50,7 +51,7 @@ def test_a_quoted_value_may_hold_commas_and_quotes() -> None:
         ("transformers:kv", "is not key=value"),
         ("transformers:kv=", "has no value"),
         ("transformers:kv=int8,kv=int4", "given twice"),
-        ("transformers:fa=on,fa=off", "given twice"),
+        ("llamacpp:fa=on,attn=off", "given twice"),
         ("transformers:chunk=many", "must be a int"),
         ("transformers:chunk=0", "below 1"),
         ("transformers:path=sideways", "unknown"),
@@ -96,8 +97,53 @@ def test_a_value_that_an_engine_cannot_do_is_refused_with_what_works(spec: str, 
     assert works in refused.value.next
 
 
-def test_every_declared_value_of_every_engine_passes() -> None:
+NEEDS = {"server": "url=http://127.0.0.1:1", "draft_model": "@m", "eagle3": "@m", "dflash": "@m", "dspark": "@m"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_declared_value_of_every_engine_passes(device: Accelerator) -> None:
     for name, engine in axes.ENGINES.items():
-        for axis, allowed in engine.axes.items():
-            for value in allowed:
-                axes.check(parse_spec(f"{name}:{axis}={value}"))
+        for axis in engine.axes:
+            for value in engine.values(axis, device):
+                line = f"{name}:{axis}={value}{NEEDS.get(value, '')},{NEEDS.get(name, '')}".rstrip(",")
+                configuration = parse_spec(line)
+                if device == "cuda" and axis == "attn" and value == "TURBOQUANT":
+                    configuration = parse_spec("vllm:attn=TURBOQUANT,kv=turboquant_k8v4")
+                assert axes.refusal(configuration, device) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "says", "works"),
+    [
+        ("vllm:kv=int4_per_token_head", "cpu", "computes nonsense", "auto|fp8"),
+        ("vllm:attn=FLASHINFER", "cpu", "ignores it and runs CPU_ATTN", "auto|CPU_ATTN"),
+        ("vllm:weights=int8_per_channel_weight_only", "cpu", "no effect", "checkpoint"),
+        ("vllm:attn=FLASH_ATTN,kv=nvfp4", "cuda", "cannot read a KV cache of nvfp4", "attn=auto"),
+        ("vllm:batch_invariant=on", "cpu", "no effect without an NVIDIA GPU", "Leave it out"),
+        ("vllm:draft=eagle3", "cpu", "needs the drafter's weights", "eagle3@PATH"),
+        ("vllm:width=4", "cpu", "no effect without a drafter", "name a draft"),
+        ("llamacpp:kv=q8_0,fa=off", "cpu", "without flash attention", "q8_0/f16"),
+        ("llamacpp:kv=int8", "cpu", "cannot do kv=int8", "q8_0"),
+        ("llamacpp:kv=q8_0/int8", "cpu", "cannot do kv=q8_0/int8", "q8_0"),
+        ("llamacpp:gpu_layers=9", "cpu", "no effect without a GPU", "Leave it out"),
+        ("llamacpp:n_ubatch=many", "cpu", "is not a number", "32"),
+        ("server:", "cpu", "needs its address", "http"),
+        ("server:url=ftp://x", "cpu", "is not", "http"),
+        ("server:url=http://x,kv=fp8", "cpu", "cannot do kv=fp8", "served"),
+    ],
+)
+def test_what_a_device_or_a_combination_forbids_is_refused_with_the_reason(
+    spec: str, device: Accelerator, says: str, works: str
+) -> None:
+    refused = axes.refusal(parse_spec(spec), device)
+    assert refused is not None
+    assert says in str(refused)
+    assert works in refused.next
+
+
+def test_an_engine_has_defaults_and_a_name_of_its_own_for_an_axis() -> None:
+    lane = parse_spec("llamacpp:fa=off", Configuration(kv="int4", extra=(("kv_group", "32"),)))
+    assert (lane.weights, lane.kv, lane.attn, lane.extra) == ("BF16", "f16", "off", ())
+    assert lane.to_line() == "llamacpp:weights=BF16,kv=f16,fa=off"
+    assert axes.refusal(parse_spec("llamacpp:kv=q8_0/f16,fa=off"), "cpu") is None
+    assert from_json({"engine": "vllm"}) == parse_spec("vllm:")

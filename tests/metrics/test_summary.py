@@ -34,6 +34,7 @@ def rows_of(n: int = N, seed: int = 0) -> Arrays:
         "kl": kl,
         "kl_low": (kl * 0.9).astype(np.float32),
         "tv": np.sqrt(kl / 4).astype(np.float32),
+        "tv_high": np.sqrt(kl / 4).astype(np.float32),
         "rank": (1 + (random.random(n) < 0.03)).astype(np.int32),
         "logprob": -random.exponential(1.0, n).astype(np.float32),
         "top_ids": np.tile(np.arange(4, dtype=np.int32), (n, 1)),

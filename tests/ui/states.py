@@ -172,6 +172,7 @@ def lane_rows(
         "kl": kl,
         "kl_low": (kl * np.float32(0.97)).astype("<f4"),
         "tv": np.sqrt(kl / 2).clip(0, 1).astype("<f4"),
+        "tv_high": np.sqrt(kl / 2).clip(0, 1).astype("<f4"),
         "rank": np.where(flip, rng.integers(2, 9, n), 1).astype("<i4"),
         "logprob": np.log(np.where(flip, shares[:, 1], shares[:, 0])).astype("<f4"),
         "top_ids": top,

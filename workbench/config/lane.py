@@ -15,6 +15,17 @@ from workbench.errors import ConfigurationError
 EMBEDDED_MODEL = "smollm2-135m"
 DEFAULT_CHUNK = 512
 
+DEFAULTS: dict[str, tuple[str, str, str]] = {
+    "transformers": ("bf16", "bf16", "sdpa"),
+    "llamacpp": ("BF16", "f16", "auto"),
+    "vllm": ("bf16", "auto", "auto"),
+    "server": ("served", "served", "served"),
+}
+"""Weights, KV cache and attention of a lane that names none of them, each in its engine's own words."""
+
+ALIASES: dict[str, dict[str, str]] = {"llamacpp": {"fa": "attn"}}
+"""What an engine's users call one of our axes: read and printed in its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -56,14 +67,15 @@ class Configuration:
 
     def to_line(self) -> str:
         """The one-line SPEC; axes that stand at their default are left out, except weights and kv."""
-        default = Configuration()
+        default = default_of(self.engine)
+        names = {axis: alias for alias, axis in ALIASES.get(self.engine, {}).items()}
         parts: list[str] = []
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name in ("engine", "extra"):
                 continue
             if value != getattr(default, item.name) or item.name in ("weights", "kv"):
-                parts.append(f"{item.name}={_quote(_plain(value))}")
+                parts.append(f"{names.get(item.name, item.name)}={_quote(_plain(value))}")
         parts += [f"{key}={_quote(value)}" for key, value in self.extra]
         return f"{self.engine}:{','.join(parts)}"
 
@@ -89,7 +101,24 @@ class Configuration:
 
     def weights_key(self) -> tuple[Any, ...]:
         """What must be equal for an engine process to keep its loaded weights."""
+        if self.engine == "vllm":  # it takes all of its settings when it loads, and none later
+            return self.engine, self.key()
         return self.engine, self.model, self.weights, self.device, self.threads
+
+
+def default_of(engine: str) -> Configuration:
+    """The configuration of a lane that names its engine and nothing else."""
+    weights, kv, attn = DEFAULTS.get(engine, DEFAULTS["transformers"])
+    return Configuration(engine=engine, weights=weights, kv=kv, attn=attn)
+
+
+def with_engine(configuration: Configuration, engine: str) -> Configuration:
+    """The same on another engine: its own default weights, KV cache and attention, no drafter, none of the old keys."""
+    if engine == configuration.engine:
+        return configuration
+    own = default_of(engine)
+    values = {"weights": own.weights, "kv": own.kv, "attn": own.attn, "draft": "none", "width": 0}
+    return replace(configuration, engine=engine, extra=(), **values)  # pyright: ignore[reportArgumentType]
 
 
 def from_json(values: dict[str, Any]) -> Configuration:
@@ -111,7 +140,7 @@ def from_json(values: dict[str, Any]) -> Configuration:
             raise ConfigurationError(f"{key}={value!r} must be of type {known[key].__name__}", where="lane")
     own = cast(dict[Any, Any], extra)
     pairs = tuple(sorted((str(key), str(value)) for key, value in own.items()))
-    return Configuration(**plain, extra=pairs)
+    return replace(default_of(plain.get("engine", default.engine)), **plain, extra=pairs)
 
 
 def parse_toml(text: str, where: str = "lane") -> Configuration:
@@ -132,11 +161,13 @@ def parse_spec(spec: str, base: Configuration | None = None) -> Configuration:
         raise ConfigurationError(
             f"{spec!r} is not a lane", where="lane", next="Write engine:key=value,... such as transformers:kv=int8."
         )
-    default = base or Configuration()
-    values: dict[str, Any] = {"engine": engine}
-    extra = dict(default.extra) if engine == default.engine else {}
+    default = with_engine(base or Configuration(), engine)
+    values: dict[str, Any] = {}
+    extra = dict(default.extra)
+    aliases = ALIASES.get(engine, {})
     types: dict[str, type[Any]] = {item.name: type(getattr(default, item.name)) for item in fields(Configuration)}
-    for key, value in _pairs(rest, spec):
+    for written, value in _pairs(rest, spec):
+        key = aliases.get(written, written)
         if key in values or (key in extra and key not in dict(default.extra)):
             raise ConfigurationError(f"{key!r} is given twice", where=f"lane {spec!r}")
         if key in types and key not in ("extra", "engine"):

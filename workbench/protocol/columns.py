@@ -16,11 +16,12 @@ from workbench.protocol.wire import Arrays, WireError
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """dtype and layout of one column."""
+    """dtype and layout of one column; `since` names the column that a file written before this one has in its place."""
 
     dtype: str
     width: int = 0
     per: str = ""
+    since: str = ""
 
 
 STREAM: dict[str, Column] = {
@@ -49,9 +50,10 @@ TRACE: dict[str, Column] = {
 """The reference's compact distribution (design notes: head, and samples of the tail), from position 1 on."""
 
 ROWS: dict[str, Column] = {
-    "kl": Column("<f4"),  # KL(p||q), nats
+    "kl": Column("<f4"),  # KL(p||q), nats; of a bounded lane its lower bound
     "kl_low": Column("<f4"),  # its lower bound from the head and the lumped tail
-    "tv": Column("<f4"),  # total variation
+    "tv": Column("<f4"),  # total variation; of a bounded lane the lower end of its interval
+    "tv_high": Column("<f4", since="tv"),  # the upper end, or the same
     "rank": Column("<i4"),  # rank of the reference's top-1 in q; 1 = no flip
     "logprob": Column("<f4"),  # ln q of the stream's token
     "top_ids": Column("<i4", width=4),  # q's own best; [:, 0] is the argmax, the lowest id among equals

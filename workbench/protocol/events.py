@@ -1,9 +1,9 @@
 """What passes between the user's process and an engine's: one event, one small frozen dataclass.
 
-Requests go down (Probe, Start, Score, Feed, Generate, Convert, Cancel, Stop), events come up (Ready, Progress,
-Started, Converted, Rows, Tokens, Scored, Generated, Failed). A field annotated `Arrays` travels as raw arrays,
-everything else as JSON. `job` numbers the request that an event answers. Positions are absolute token indices: row `i`
-is about the distribution that predicts token `i`, so the first scored position of a stream is 1.
+Requests go down (Probe, Inspect, Start, Score, Feed, Generate, Convert, Cancel, Stop), events come up (Ready, Progress,
+Inspected, Started, Converted, Rows, Tokens, Scored, Generated, Failed). A field annotated `Arrays` travels as raw
+arrays, everything else as JSON. `job` numbers the request that an event answers. Positions are absolute token indices:
+row `i` is about the distribution that predicts token `i`, so the first scored position of a stream is 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,22 @@ class Probe:
     """Ask what this engine is and can do; answered by Ready."""
 
     job: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask how the engine itself would read a prompt; weights need not be loaded. Answered by Inspected.
+
+    `text`, where given, is a rendered prompt: it is tokenised with control tokens on and nothing added in front. Else
+    `messages` and `tools` are shown through the engine's own template where the engine renders them itself (a server).
+    """
+
+    job: int
+    configuration: dict[str, Any]
+    model_path: str
+    text: str = ""
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +100,16 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """Turn a GGUF file into a safetensors folder (weights, config, tokenizer, template). Answered by Converted."""
+    """Make a model that an engine loads out of another. Answered by Converted.
+
+    `transformers`: a GGUF file into a safetensors folder (weights, config, tokenizer, template). `llamacpp`: such a
+    folder, or a GGUF file, into a GGUF file with the weights of `scheme` (F32, BF16, Q8_0, ...).
+    """
 
     job: int
     source: str
     target: str
+    scheme: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +143,27 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspected:
+    """`arrays["ids"]` (int32): the prompt's tokens as the engine makes them; empty where it cannot say.
+
+    `facts`: template (its source, or null), template_from (whose it is), rendered (the text, where the engine rendered
+    it itself), adds_bos (whether it puts a control token in front on its own), specials (name → text), vocabulary (how
+    many ids), sampling (the sampling defaults that the engine would apply, by name).
+    """
+
+    job: int
+    facts: dict[str, Any]
+    arrays: Arrays = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """The model is loaded: `effective` says what really runs, read back from the engine, not what was asked for."""
+    """The model is loaded: `effective` says what really runs, read back from the engine, not what was asked for.
+
+    Of every engine: engine, version, build, weights, kv, attn, device, threads, chunk, estimator (`metrics.divergence`:
+    which one its rows carry), logits (`full`, `top-K`, `trace ids`), notes (sentences), and draft where one was asked
+    for. A value that cannot be read back is null, never a copy of what was asked for.
+    """
 
     job: int
     effective: dict[str, Any]
@@ -173,7 +213,7 @@ class Scored:
 @dataclass(frozen=True, slots=True)
 class Generated:
     """Generation is done. `stats`: tokens, seconds, median_tps, first_token_seconds, stop_reason, peak_memory_bytes,
-    kv_cache_bytes."""
+    kv_cache_bytes; with a drafter, acceptance (`metrics.acceptance`)."""
 
     job: int
     stats: dict[str, Any]
@@ -190,8 +230,8 @@ class Failed:
     next: str = ""
 
 
-Request = Probe | Start | Score | Feed | Generate | Convert | Cancel | Stop
-Event = Ready | Progress | Started | Converted | Rows | Tokens | Scored | Generated | Failed
+Request = Probe | Inspect | Start | Score | Feed | Generate | Convert | Cancel | Stop
+Event = Ready | Progress | Inspected | Started | Converted | Rows | Tokens | Scored | Generated | Failed
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Request), *get_args(Event))}
 

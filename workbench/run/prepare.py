@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.config.axes import DEFAULT_KV_GROUP
 from workbench.config.lane import Configuration, from_json
+from workbench.config.rules import DEFAULT_KV_GROUP
 from workbench.engines.environments import Environment, environment_for
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, EngineError, SavedSessionError

@@ -46,7 +46,10 @@ def decode(kind: str, rows: int, data: bytes) -> Arrays:
             raise DamagedChunkError(
                 f"a chunk of {rows} {kind} rows holds {header.get('rows')} {header.get('kind')} rows"
             )
-        arrays = {name: _restore(column, packed[name]) for name, column in KINDS[kind].items()}
+        arrays: Arrays = {}
+        for name, column in KINDS[kind].items():
+            there = name if name in packed or not column.since else column.since
+            arrays[name] = _restore(column, packed[there])
         if count_rows(kind, arrays) != rows:
             raise DamagedChunkError(f"a chunk of {rows} {kind} rows holds another number of them")
     except (zstandard.ZstdError, WireError, ValueError, KeyError) as error:

@@ -17,7 +17,7 @@ from workbench.session.regions import ROLE_NAMES
 from workbench.store.state import LaneState, SessionState
 
 BLOCK_ROWS = 4096
-MEASURES = ("kl", "kl_low", "tv", "rank", "logprob", "ties", "valid", "seconds")
+MEASURES = ("kl", "kl_low", "tv", "tv_high", "rank", "logprob", "ties", "valid", "seconds")
 FIELDS = (
     "lane", "name", "position", "id", "token", "role", "generated", "turn", *MEASURES, "top_id", "top_logprob",
     "reference_logprob", "reference_entropy",

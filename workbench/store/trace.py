@@ -63,6 +63,7 @@ def rows_of_trace(trace: Arrays) -> Arrays:
         "kl": zeros,
         "kl_low": zeros,
         "tv": zeros,
+        "tv_high": zeros,
         "rank": np.ones(len(counts), "<i4"),
         "logprob": trace["logprob"],
         "top_ids": top_ids,

@@ -97,9 +97,9 @@ def lane_rows(logits: Tensor, targets: Tensor, trace: Arrays, seconds: float, vo
     """A lane's rows (columns of `protocol.columns.ROWS`) against the `trace` rows of the same n positions.
 
     `logits` (n, V), `targets` (n,) and `vocab` as for `record_rows`; `seconds` since scoring began goes with each row.
-    valid is 0 where either side's logits were non-finite or q is 0 where p > 0: kl, kl_low and tv are then 0 and rank
-    is 1; what the lane itself predicts is kept where its own logits were finite. Raises EngineError for targets outside
-    the vocabulary and for a trace of another length or a larger vocabulary.
+    valid is 0 where either side's logits were non-finite or q is 0 where p > 0: kl, kl_low, tv and tv_high are then 0
+    and rank is 1; what the lane itself predicts is kept where its own logits were finite. Raises EngineError for
+    targets outside the vocabulary and for a trace of another length or a larger vocabulary.
     """
     logits = _shared(logits, targets, vocab)
     n = len(logits)
@@ -143,7 +143,7 @@ def lane_rows(logits: Tensor, targets: Tensor, trace: Arrays, seconds: float, vo
             "ties": _ties(logits, own_ids[:, 0], own, finite),
         },
     )
-    measured = {"kl": distance.kl, "kl_low": distance.kl_low, "tv": distance.tv, "valid": valid}
+    measured = {"kl": distance.kl, "kl_low": distance.kl_low, "tv": distance.tv, "tv_high": distance.tv, "valid": valid}
     rank = _ranks(logits, heads[:, 0], valid & (own_ids[:, 0] != heads[:, 0]))
     rows_columns = _columns(ROWS, valid, measured) | own_columns
     rows_columns |= {"rank": rank, "seconds": np.full(n, seconds, np.float32)}
