@@ -5,6 +5,7 @@ WorkbenchError
 ├── SessionError         a session file or chat template that cannot be used
 ├── ModelError           a model that cannot be found, verified, converted or loaded
 ├── EngineError          an engine process that failed, with the last lines of its log
+├── InvalidLaneError     a lane whose numbers must not be used: the engine runs something else, or computes nonsense
 ├── SavedSessionError    a `.wbs` file that cannot be read or written
 └── Cancelled            the user stopped it
 """
@@ -49,6 +50,10 @@ class EngineError(WorkbenchError):
     def __init__(self, what: str, *, where: str = "", next: str = "", log_tail: tuple[str, ...] = ()) -> None:
         super().__init__(what, where=where, next=next)
         self.log_tail = log_tail
+
+
+class InvalidLaneError(WorkbenchError):
+    """A lane that runs something else than it says, or computes nonsense: no statement about quality."""
 
 
 class SavedSessionError(WorkbenchError):

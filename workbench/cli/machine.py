@@ -19,7 +19,7 @@ from workbench.engines.environments import find_environments
 from workbench.errors import ConfigurationError
 from workbench.run.convert import converter
 from workbench.run.memory import free_bytes
-from workbench.run.prepare import told, usable_environment
+from workbench.run.prepare import told, transformers_python
 from workbench.run.reference import processor
 from workbench.session.text import one_line
 
@@ -88,7 +88,7 @@ def models(options: argparse.Namespace) -> int:
         )
     tell = told(lambda line: print(one_line(line), file=sys.stderr))
     if options.action == "add":
-        convert = converter(usable_environment("transformers").python)
+        convert = converter(transformers_python)
         name = EMBEDDED_MODEL if options.target == EMBEDDED_MODEL else options.name or ""
         if name == EMBEDDED_MODEL:
             model = catalogue.find_model(name, convert, tell)

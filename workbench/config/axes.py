@@ -60,7 +60,7 @@ ENGINES: dict[str, Engine] = {
         {
             "weights": ("BF16", "F32", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "file"),
             "kv": ("f16", "f32", "bf16", "q8_0", "q5_0", "q4_0"),
-            "attn": ("auto", "on", "off"),
+            "attn": ("auto", "off", "on"),
             "draft": ("none",),
             "path": ("prefill", "decode"),
         },

@@ -11,6 +11,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,18 @@ from workbench.run.convert import converter
 from workbench.run.floor import FloorRow, floor_fact, floor_rows
 from workbench.run.job import DECODE_TOKENS, Work
 from workbench.run.memory import shape_of
-from workbench.run.prepare import NO_LIMIT, Ask, Say, check_model, prepare, told, usable_environment
+from workbench.run.prepare import (
+    NO_LIMIT,
+    Ask,
+    Say,
+    check_model,
+    prepare,
+    told,
+    transformers_python,
+    usable_environment,
+)
 from workbench.run.scheduler import Scheduler, Task
+from workbench.run.weights import find_weights
 from workbench.session.tokenizer import Tokenizer
 from workbench.store.hub import Hub
 from workbench.store.saved import SavedSession
@@ -108,7 +119,7 @@ class Experiment:
         with self._lock:
             held = any(task.lane is lane for task in self._waiting) or self.scheduler.holds(lane.record.id)
         if lane.record.status != "done" and not held:
-            self._queue(lane, self._work(single=self._single(configuration), model=model))
+            self._queue(lane, self._work(configuration, single=self._single(configuration), model=model))
         return lane
 
     def retry(self, lane_id: int) -> None:
@@ -209,7 +220,7 @@ class Experiment:
         return self._add("reference", self._ask.reference.weights, self._ask.reference, self.prepared.model)
 
     def _submit_reference(self, reference: LaneState) -> None:
-        work = self._work(record=True, single=self._single(self._ask.reference))
+        work = self._work(self._ask.reference, record=True, single=self._single(self._ask.reference))
         self.scheduler.submit(Task(reference, work, after=self._recorded))
 
     def _single(self, configuration: Configuration) -> Any:
@@ -255,6 +266,7 @@ class Experiment:
 
     def _work(
         self,
+        configuration: Configuration,
         *,
         record: bool = False,
         first: int = 1,
@@ -263,10 +275,13 @@ class Experiment:
         decode_tokens: int = DECODE_TOKENS,
         model: Model | None = None,
     ) -> Work:
-        chosen = model or self.prepared.model
+        chosen, text, text_ids = model or self.prepared.model, "", None
+        if configuration.engine != "transformers":  # which reads the very file that we read
+            text = self.prepared.rendered.text
+            text_ids = self.prepared.tokenizer.encode(text).ids.astype(np.int32)
         return Work(
             ids=self.prepared.rendered.stream["ids"],
-            model_path=str(chosen.folder),
+            weights=partial(find_weights, configuration, chosen, usable_environment(configuration.engine).python),
             context_limit=chosen.facts["context_limit"] or NO_LIMIT,
             first=first,
             record=record,
@@ -274,19 +289,24 @@ class Experiment:
             single=single,
             reuse_prefix=reuse_prefix,
             decode_tokens=decode_tokens,
+            text=text,
+            text_ids=text_ids,
         )
 
     def _floor_work(self, row: FloorRow) -> Work:
         single = self._single(row.configuration) if row.single is None else row.single
-        return self._work(first=row.first, single=single, reuse_prefix=row.reuse_prefix, decode_tokens=0)
+        return self._work(
+            row.configuration, first=row.first, single=single, reuse_prefix=row.reuse_prefix, decode_tokens=0
+        )
 
     def _lane_model(self, configuration: Configuration) -> Model:
         """The lane's model. Raises ConfigurationError where it cannot run this lane on the reference's tokens."""
+        usable_environment(configuration.engine)
         model, tokens = self.prepared.model, len(self.prepared.rendered)
         if configuration.model == self._ask.reference.model:
             check_model(configuration, model.facts, tokens)
             return model
-        other = find_model(configuration.model, converter(self.prepared.environment.python), told(self._say))
+        other = find_model(configuration.model, converter(transformers_python), told(self._say))
         if Tokenizer.load(other.folder).hash != self.prepared.tokenizer.hash:
             raise ConfigurationError(
                 f"{other.name} has another tokenizer than {model.name}",
@@ -321,7 +341,7 @@ class Experiment:
             "model_name": model.name,
             "weights_hash": model.facts["weights_hash"],
             "model_notes": model.facts["notes"],
-            "versions": self.prepared.environment.versions,
+            "versions": usable_environment(configuration.engine).versions,
             "chunk": configuration.chunk,
             "sampling": {"temperature": configuration.temperature, "seed": configuration.seed},
             "scored_positions": len(stream["ids"]) - 1,

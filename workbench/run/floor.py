@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config.axes import refusal
+from workbench.config.axes import refusal, values
 from workbench.config.lane import Configuration
 from workbench.metrics import summary
 from workbench.protocol.columns import ROWS
@@ -39,7 +39,7 @@ def floor_rows(reference: Configuration, stream: Arrays) -> list[FloorRow]:
         FloorRow(REPEAT, reference),
         FloorRow(f"chunk {other_chunk}", replace(reference, chunk=other_chunk)),
     ]
-    if n > 64:
+    if n > 64 and reference.engine != "vllm":  # which keeps no cache of ours
         prefix = n // 2 + 1 if (n // 2) % reference.chunk == 0 else n // 2
         rows.append(FloorRow(f"prefix reuse at {prefix}", reference, reuse_prefix=prefix, first=prefix + 1))
     generated = np.flatnonzero(stream["generated"])
@@ -48,9 +48,9 @@ def floor_rows(reference: Configuration, stream: Arrays) -> list[FloorRow]:
         single = stream["generated"].copy()
         single[: max(0, first - 1)] = 0
         rows.append(FloorRow("decode path", replace(reference, path="decode"), single=single, first=first))
-    for attention in ("eager", "sdpa"):
+    for attention in values(reference.engine, "attn"):
         candidate = replace(reference, attn=attention)
-        if attention != reference.attn and refusal(candidate) is None:
+        if attention not in (reference.attn, "auto") and refusal(candidate) is None:
             rows.append(FloorRow(f"attention {attention}", candidate))
             break
     return rows

@@ -6,7 +6,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy as np
 from workbench.config.lane import Configuration, from_json
 from workbench.engines.process import EngineProcess
 from workbench.errors import Cancelled, ConfigurationError, EngineError
+from workbench.metrics.divergence import HEAD_AND_SAMPLES
 from workbench.protocol import events
 from workbench.protocol.events import Event
 from workbench.protocol.wire import Arrays
+from workbench.run.checks import GATE_POSITIONS, check_effective, check_predictions, check_tokens
 from workbench.store.hub import Hub
 from workbench.store.state import LaneState
 
@@ -25,21 +28,28 @@ DECODE_TOKENS = 128
 FEED_AHEAD = 4096
 """Positions of the trace that are sent ahead of the rows that came back: bounds memory in the engine."""
 CANCEL_GRACE_SECONDS = 10.0
+NO_CACHE = ("vllm", "server")
+"""Engines that keep no context of ours between two requests."""
+TWO_RUNS = "divergence without the drafter, acceptance and speed with it"
 _jobs = itertools.count(1)
 _E = TypeVar("_E", bound=Event)
+
+
+Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a lane does: the stream's ids (int32), and how they are scored.
 
-    `first` is the first position that is measured; `record` makes the trace; `single` (uint8) marks the tokens that
-    `path=decode` feeds one at a time; the first `reuse_prefix` positions are run in a pass of their own and their KV
-    cache is used again; `context_limit` is the model's.
+    `weights` gives the path that the engine loads and facts for the manifest, and may take its time; `first` is the
+    first position that is measured; `record` makes the trace; `single` (uint8) marks the tokens that `path=decode`
+    feeds one at a time; the first `reuse_prefix` positions are run in a pass of their own and their KV cache is used
+    again; `context_limit` is the model's. Where `text` is given, the engine's own tokenizer must make `text_ids` of it.
     """
 
     ids: np.ndarray[Any, np.dtype[np.int32]]
-    model_path: str
+    weights: Callable[[Tell], tuple[Path, dict[str, Any]]]
     context_limit: int
     first: int = 1
     record: bool = False
@@ -47,6 +57,8 @@ class Work:
     single: np.ndarray[Any, np.dtype[np.uint8]] | None = None
     reuse_prefix: int = 0
     decode_tokens: int = DECODE_TOKENS
+    text: str = ""
+    text_ids: np.ndarray[Any, np.dtype[np.int32]] | None = None
 
 
 @dataclass(slots=True)
@@ -59,19 +71,29 @@ class Job:
     engine: EngineProcess
     feed: Callable[[int], Iterator[tuple[int, Arrays]]] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    _vocabulary: int = 0
+    _believed: bool = False
 
     def run(self) -> None:
-        """Run the lane to its end. Raises EngineError, ConfigurationError or Cancelled; what was measured stays."""
+        """Run the lane to its end; what was measured stays.
+
+        Raises EngineError, ConfigurationError, InvalidLaneError or Cancelled.
+        """
         lane_id = self.lane.record.id
         configuration = from_json(self.lane.record.configuration)
         self.hub.update(lane_id, status="running", reason="")
+        path, made = self.work.weights(self._tell)
+        if self.work.text:
+            self._check_reading(configuration, path)
         context, keep = self._room(configuration.ctx)
-        started = self._request(
-            events.Start(next(_jobs), configuration.to_json(), self.work.model_path, context), events.Started
-        )
-        check_effective(configuration, started.effective)
-        manifest = {**self.lane.record.manifest, **started.effective, "requested": configuration.to_line()}
-        self.hub.update(lane_id, manifest=manifest)
+        # Log-probabilities under speculation are wrong in some engines and unchecked in others.
+        plain = replace(configuration, draft="none", width=0)
+        started = self._start(plain, path, context)
+        effective = started.effective
+        check_effective(plain, effective)
+        self._vocabulary = int(effective.get("vocabulary") or 0)
+        manifest = {**self.lane.record.manifest, **made, **effective, "requested": configuration.to_line()}
+        self.hub.update(lane_id, manifest=manifest, estimator=effective.get("estimator") or HEAD_AND_SAMPLES)
         missing = self.hub.missing(lane_id, self.work.first)
         first = missing[0][0] if missing else len(self.work.ids)
         scored = self._score(configuration, first)
@@ -83,11 +105,53 @@ class Job:
         manifest.update(vocabulary_rule=rule, cache_reuse=self._reuse(), **cut)
         self.hub.update(lane_id, stats=stats, manifest=manifest)
         if self.work.decode_tokens and len(self.lane.continuation) == 0:
-            generated = self._request(events.Generate(next(_jobs), self.work.decode_tokens, keep), events.Generated)
-            peaks = [part.get("peak_memory_bytes") or 0 for part in (scored.stats, generated.stats)]
-            stats["decode"] = {**generated.stats, "from": keep if keep >= 0 else len(self.work.ids)}
-            stats["peak_memory_bytes"] = max(peaks) or None
+            if configuration != plain:
+                drafted = self._start(configuration, path, context)
+                check_effective(configuration, drafted.effective)
+                manifest.update(draft=drafted.effective.get("draft"), runs=TWO_RUNS)
+                self.hub.update(lane_id, manifest=manifest)
+            stats = self._decode(configuration, keep, stats)
         self.hub.update(lane_id, stats=stats, manifest={**manifest, "finished": time.time()})
+
+    def _start(self, configuration: Configuration, path: Path, context: int) -> events.Started:
+        request = events.Start(next(_jobs), configuration.to_json(), str(path), context)
+        return self._request(request, events.Started)
+
+    def _decode(self, configuration: Configuration, keep: int, stats: dict[str, Any]) -> dict[str, Any]:
+        """Greedy tokens after the context, so that speed and acceptance are measured."""
+        ids = self.work.ids[: keep if keep >= 0 else None]
+        # An engine that was not scored just now, or keeps no cache between requests, gets the context with the request.
+        brought = {"ids": ids} if configuration.engine in NO_CACHE or configuration.draft != "none" else {}
+        request = events.Generate(next(_jobs), self.work.decode_tokens, len(ids), arrays=brought)
+        generated = self._request(request, events.Generated)
+        peaks = [part.get("peak_memory_bytes") or 0 for part in (stats, generated.stats)]
+        decode = {**generated.stats, "from": len(ids)}
+        return {**stats, "decode": decode, "peak_memory_bytes": max(peaks) or None}
+
+    def _check_reading(self, configuration: Configuration, path: Path) -> None:
+        """Compare how the engine itself tokenises the prompt with the session's ids. Raises ConfigurationError."""
+        assert self.work.text_ids is not None
+        request = events.Inspect(next(_jobs), configuration.to_json(), str(path), text=self.work.text)
+        theirs = self._request(request, events.Inspected)
+        if len(theirs.arrays["ids"]):
+            check_tokens(self.work.text_ids, theirs.arrays["ids"], configuration.engine, self.hub.token_bytes)
+            checked = "equal to the engine's own"
+        else:
+            checked = "the engine cannot say"
+        manifest = {**self.lane.record.manifest, "tokens_checked": checked}
+        self.hub.update(self.lane.record.id, manifest=manifest)
+
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        """Progress of what happens before the engine has the lane; raises Cancelled where the user stops it."""
+        if self.stop.is_set():
+            raise Cancelled("cancelled", where=self.lane.record.name)
+        self.hub.receive(self.lane.record.id, events.Progress(0, phase, done, total))
+
+    def _check_rows(self) -> None:
+        """The sanity gate, once, as soon as there are enough rows."""
+        if not self._believed and self.lane.record.kind == "lane" and len(self.lane.rows) >= GATE_POSITIONS:
+            check_predictions(self.lane, self.hub.state.reference, self._vocabulary)
+            self._believed = True
 
     def _reuse(self) -> str:
         return f"prefix of {self.work.reuse_prefix}" if self.work.reuse_prefix else "none"
@@ -121,10 +185,12 @@ class Job:
             return self._request(request, events.Scored)
         pieces = self.feed(first)
         fed = first
+        # vLLM names the trace's ids in its requests, so it needs them all before the first row comes.
+        ahead = FEED_AHEAD if configuration.engine != "vllm" else len(work.ids)
 
         def feed_ahead(position: int) -> None:
             nonlocal fed
-            while fed < position + FEED_AHEAD:
+            while fed < position + ahead:
                 piece = next(pieces, None)
                 if piece is None:
                     return
@@ -135,7 +201,7 @@ class Job:
 
     def _request(
         self,
-        request: events.Start | events.Score | events.Generate,
+        request: events.Inspect | events.Start | events.Score | events.Generate,
         answer: type[_E],
         *,
         progressed: Callable[[int], None] | None = None,
@@ -164,27 +230,14 @@ class Job:
                     if event.job != request.job or (discard and not isinstance(event, events.Progress)):
                         continue
                     self.hub.receive(self.lane.record.id, event)
+                    if isinstance(event, events.Rows):
+                        self._check_rows()
                     if progressed and isinstance(event, events.Rows):
                         progressed(event.first + len(next(iter(event.arrays.values()))))
                 case _ if isinstance(event, answer):
                     return event
                 case _:
                     continue  # Ready, or the late answer of a cancelled request
-
-
-def check_effective(configuration: Configuration, effective: dict[str, Any]) -> None:
-    """Raise ConfigurationError where an engine accepted a setting and runs another."""
-    axes = ["weights", "kv", "attn", *(["threads"] if configuration.threads else [])]
-    for axis in axes:
-        ran: Any = effective.get(axis)
-        if isinstance(ran, dict):
-            ran = ran.get("scheme")  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-        if ran != getattr(configuration, axis):
-            raise ConfigurationError(
-                f"the engine was asked for {axis}={getattr(configuration, axis)} and runs {ran}",
-                where=f"lane {configuration.to_line()}",
-                next="The lane is refused: its numbers would not be about what it says.",
-            )
 
 
 def _as_error(event: events.Failed, engine: EngineProcess) -> Exception:

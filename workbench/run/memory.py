@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config.lane import Configuration
+from workbench.config.rules import keys_and_values
 from workbench.errors import ConfigurationError
 
-RUNTIME_BYTES = 700 << 20
-"""A loaded torch and transformers, measured on Linux x86-64."""
-WEIGHT_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 2.0}
-"""Bytes a weight while the model loads, when it takes most: int8 is made from bf16."""
-KV_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.13, "int4": 0.63}
-"""Bytes a stored value, groups of 32 with their scale and zero point included."""
+RUNTIME_BYTES = {"transformers": 700 << 20, "llamacpp": 120 << 20, "vllm": 1800 << 20, "server": 60 << 20}
+"""A loaded engine without a model, measured on Linux x86-64: torch and transformers; vLLM with its core process."""
+WEIGHT_BYTES = {
+    "bf16": 2.0, "fp32": 4.0, "int8": 2.0, "fp16": 2.0,
+    "BF16": 2.0, "F16": 2.0, "F32": 4.0, "Q8_0": 1.07, "Q6_K": 0.9, "Q5_K_M": 0.75, "Q4_K_M": 0.65, "Q4_0": 0.6,
+    "Q3_K_M": 0.55,
+}  # fmt: skip
+"""Bytes a weight while the model loads, when it takes most: int8 is made from bf16; what is not here loads as bf16."""
+KV_BYTES = {
+    "bf16": 2.0, "fp32": 4.0, "int8": 1.13, "int4": 0.63,
+    "f32": 4.0, "f16": 2.0, "q8_0": 1.07, "q5_0": 0.69, "q4_0": 0.57,
+    "auto": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
+}  # fmt: skip
+"""Bytes a stored value, groups of 32 with their scale and zero point included; what is not here counts as bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +46,17 @@ def shape_of(facts: dict[str, Any]) -> Shape:
 
 
 def estimate_bytes(configuration: Configuration, shape: Shape, positions: int) -> int:
-    """Weights while loading, KV cache, one chunk's logits and the runtime, in bytes.
-
-    Raises KeyError for a scheme without a known size.
-    """
-    weights = shape.parameters * WEIGHT_BYTES[configuration.weights]
-    kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * positions * KV_BYTES[configuration.kv]
-    logits = configuration.chunk * shape.vocabulary * (4 if configuration.weights == "fp32" else 2)
-    return int(weights + kv + 2 * logits) + RUNTIME_BYTES
+    """Weights while loading, KV cache, one chunk's logits and the runtime, in bytes; a server's are not ours."""
+    runtime = RUNTIME_BYTES[configuration.engine]
+    if configuration.engine == "server":
+        return runtime
+    weights = shape.parameters * WEIGHT_BYTES.get(configuration.weights, 2.0)
+    stored = keys_and_values(configuration.kv)
+    value = sum(KV_BYTES.get(kind, 2.0) for kind in stored) / 2
+    kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * positions * value
+    wide = configuration.engine != "transformers" or configuration.weights == "fp32"
+    logits = configuration.chunk * shape.vocabulary * (4 if wide else 2)
+    return int(weights + kv + 2 * logits) + runtime
 
 
 def free_bytes() -> int | None:

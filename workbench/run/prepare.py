@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.config.axes import ENGINES
 from workbench.config.lane import Configuration, from_json
-from workbench.config.rules import DEFAULT_KV_GROUP
+from workbench.config.rules import DEFAULT_KV_GROUP, QUANTIZED_KV, keys_and_values
 from workbench.engines.environments import Environment, environment_for
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, EngineError, SavedSessionError
@@ -60,7 +61,13 @@ def prepare(ask: Ask, say: Say) -> Prepared:
     """Session, model, tokenizer and rendering. Raises WorkbenchError; a session that is too long needs `fit`."""
     session = load_session(ask.session) if isinstance(ask.session, str) else ask.session
     environment = usable_environment(ask.reference.engine)
-    model = find_model(ask.reference.model, converter(environment.python), told(say))
+    model = find_model(ask.reference.model, converter(transformers_python), told(say))
+    if not ENGINES[ask.reference.engine].records:
+        raise ConfigurationError(
+            f"{ask.reference.engine} gives no whole distributions, so it cannot be the reference",
+            where=f"reference {ask.reference.to_line()}",
+            next=f"Use {'|'.join(name for name, engine in ENGINES.items() if engine.records)}.",
+        )
     renderer = Renderer.load(model.folder)
     check_model(ask.reference, model.facts)
     limit = ask.reference.ctx or model.facts["context_limit"] or NO_LIMIT
@@ -82,12 +89,15 @@ def check_model(configuration: Configuration, facts: dict[str, Any], tokens: int
     elif 0 < ctx < tokens:
         what = f"ctx={ctx} is too small for the session's {tokens:,} tokens"
         advice = "Use a larger one, 0 for as many as needed, or --fit with the reference's ctx."
-    elif configuration.kv in ("int8", "int4") and size:
+    elif configuration.engine == "transformers" and configuration.kv in ("int8", "int4") and size:
         group = int(dict(configuration.extra).get("kv_group", DEFAULT_KV_GROUP))
         fitting = [str(n) for n in (8, 16, 32, 64, 128) if size % n == 0]
         if group < 2 or group % 2 or size % group:
             what = f"kv_group={group} does not divide the head size {size} into even groups"
             advice = f"Use kv_group={'|'.join(fitting) or size}."
+    elif configuration.engine == "llamacpp" and size % 32 and set(keys_and_values(configuration.kv)) & {*QUANTIZED_KV}:
+        what = f"llama.cpp stores kv={configuration.kv} in blocks of 32, which do not fit a head size of {size}"
+        advice = "Use kv=f16|bf16|f32."
     if what:
         raise ConfigurationError(what, where=f"lane {configuration.to_line()}", next=advice)
 
@@ -113,6 +123,11 @@ def usable_environment(engine: str) -> Environment:
         what = environment.reason or f"lacks {', '.join(environment.missing)}"
         raise EngineError(f"{environment.python} {what}", where=f"engine {engine}", next=environment.install)
     return environment
+
+
+def transformers_python() -> str:
+    """The interpreter that converts models. Raises EngineError where there is none."""
+    return usable_environment("transformers").python
 
 
 def told(say: Say) -> Callable[[str, int, int], None]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from workbench.config.lane import Configuration, from_json
 from workbench.engines.process import EngineProcess
-from workbench.errors import Cancelled, ConfigurationError, EngineError, WorkbenchError
+from workbench.errors import Cancelled, ConfigurationError, EngineError, InvalidLaneError, WorkbenchError
 from workbench.protocol.wire import Arrays
+from workbench.run.checks import no_effect
 from workbench.run.job import Job, Work
 from workbench.run.memory import Shape, check_fits, estimate_bytes, free_bytes
 from workbench.store.hub import Hub
@@ -176,6 +177,8 @@ class Scheduler:
         except Cancelled as error:
             answered = True
             self._mark(task, "cancelled", error.what)
+        except InvalidLaneError as error:
+            self._mark(task, "invalid", str(error))
         except EngineError as error:
             answered = True
             tail = "\n".join(error.log_tail)
@@ -209,7 +212,9 @@ class Scheduler:
             if (count := int(bad.sum())) > INVALID_SHARE * total:
                 status = "invalid"
                 reason = f"{count} of {total} {where}positions hold non-finite values: more than {INVALID_SHARE:.1%}"
-        self._hub.update(task.lane.record.id, status=status, reason=reason)
+        same = no_effect(task.lane, self._hub.state.shown) if task.lane.record.kind == "lane" else ""
+        stats = {**task.lane.record.stats, **({"no_effect": same} if same else {})}
+        self._hub.update(task.lane.record.id, status=status, reason=reason, stats=stats)
 
     def _engine(self, configuration: Configuration) -> EngineProcess:
         """An idle engine with these weights, else a new one; idle ones with other weights are ended first."""

@@ -55,6 +55,10 @@ class Hub:
                 return lane
         raise SavedSessionError(f"has no lane {lane_id}", where=str(self._saved.path))
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of any token id of the session's tokenizer, whether it occurred yet or not."""
+        return self._ask([token])[0]
+
     def add_lane(self, record: LaneRecord) -> LaneState:
         """Add a lane; its id is given by the file. The reference comes first."""
         with self._lock:

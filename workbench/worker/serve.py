@@ -19,6 +19,8 @@ from workbench.protocol.events import (
     Failed,
     Generate,
     Generated,
+    Inspect,
+    Inspected,
     Probe,
     Ready,
     Request,
@@ -88,10 +90,11 @@ def _answer(backend: Backend, request: Request, job: Job) -> Any:
             return Scored(job.number, backend.score(request, job))
         case Generate():
             return Generated(job.number, backend.generate(request, job))
+        case Inspect():
+            return Inspected(job.number, *backend.inspect(request, job))
         case Convert():
-            return Converted(
-                job.number, request.target, backend.convert(Path(request.source), Path(request.target), job)
-            )
+            facts = backend.convert(Path(request.source), Path(request.target), request.scheme, job)
+            return Converted(job.number, request.target, facts)
         case _:
             raise ConfigurationError(f"{type(request).__name__} is not expected here", where="engine process")
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workbench.config.lane import Configuration
-from workbench.protocol.events import Generate, Score
+from workbench.protocol.events import Generate, Inspect, Score
+from workbench.protocol.wire import Arrays
 from workbench.worker.channel import Job
 
 
@@ -32,6 +33,10 @@ class Backend(Protocol):
         """Name, versions, Python, devices and the values of each axis that this installation can do."""
         ...
 
+    def inspect(self, request: Inspect, job: Job) -> tuple[dict[str, Any], Arrays]:
+        """How the engine itself would read a prompt: the facts and arrays of `Inspected`, without loading weights."""
+        ...
+
     def start(self, configuration: Configuration, model: Path, context: int, job: Job) -> dict[str, Any]:
         """Load a model, or keep it where `weights_key()` and the path are the same; returns what really runs."""
         ...
@@ -44,8 +49,8 @@ class Backend(Protocol):
         """Continue the context; sends tokens through `job` and returns the statistics of `Generated`."""
         ...
 
-    def convert(self, source: Path, target: Path, job: Job) -> dict[str, Any]:
-        """Turn a model file into a folder that this engine loads; returns facts. Raises ConfigurationError."""
+    def convert(self, source: Path, target: Path, scheme: str, job: Job) -> dict[str, Any]:
+        """Make what this engine loads out of another form of the model; returns facts. Raises ConfigurationError."""
         ...
 
     def stats(self) -> dict[str, Any]:

@@ -20,7 +20,9 @@ import transformers
 from workbench.config.axes import ENGINES, check
 from workbench.config.lane import Configuration
 from workbench.errors import ConfigurationError
-from workbench.protocol.events import Generate, Score
+from workbench.metrics.divergence import HEAD_AND_SAMPLES
+from workbench.protocol.events import Generate, Inspect, Score
+from workbench.protocol.wire import Arrays
 from workbench.worker import generation
 from workbench.worker.backends.base import OutOfMemory
 from workbench.worker.channel import Job
@@ -127,7 +129,11 @@ class TransformersBackend:
             "version": transformers.__version__,
             "torch": torch.__version__,
             **effective,
+            "build": f"torch {torch.__version__}",
             "chunk": configuration.chunk,
+            "estimator": HEAD_AND_SAMPLES,
+            "logits": "full",
+            "notes": [],
             "cpu": cpu_features(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "weights_kept": kept,
@@ -176,8 +182,16 @@ class TransformersBackend:
         loaded.tokens += [int(last), *new[:-1]]
         return {**stats, **self.stats()}
 
-    def convert(self, source: Path, target: Path, job: Job) -> dict[str, Any]:
+    def inspect(self, request: Inspect, job: Job) -> tuple[dict[str, Any], Arrays]:
+        """The folder's own tokenizer and template."""
+        from workbench.worker.prompt import inspect  # only where asked: it imports the tokenizers of every model
+
+        return inspect(Path(request.model_path), request.text)
+
+    def convert(self, source: Path, target: Path, scheme: str, job: Job) -> dict[str, Any]:
         """GGUF to safetensors."""
+        if scheme:
+            raise ConfigurationError(f"weights of {scheme} cannot be written", where="transformers")
         from workbench.worker.quant.gguf import convert  # needs the gguf package, which an engine can do without
 
         job.progress("converting", 0, 0)
