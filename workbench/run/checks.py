@@ -86,7 +86,7 @@ def no_effect(lane: LaneState, others: Sequence[LaneState]) -> str:
         theirs = from_json(other.record.configuration)
         if other is lane or other.record.status != "done" or mine.engine != theirs.engine or mine.path != theirs.path:
             continue
-        if _settings(mine) != _settings(theirs) and _same_rows(lane, other):
+        if _differ(mine, theirs) and _same_rows(lane, other):
             return other.record.name
     return ""
 
@@ -123,10 +123,11 @@ def _scheme(value: Any) -> Any:
     return cast(dict[str, Any], value).get("scheme") if isinstance(value, dict) else value
 
 
-def _settings(configuration: Configuration) -> list[Any]:
-    own = [(key, value) for key, value in configuration.extra if key not in _NO_SETTING]
-    chosen = [getattr(configuration, name) for name in SETTINGS]
-    return [*("" if value == "auto" else value for value in chosen), own]
+def _differ(mine: Configuration, theirs: Configuration) -> bool:
+    """Whether a setting of the numerics was asked for otherwise; `auto` may well be what the other names."""
+    pairs = [(getattr(mine, name), getattr(theirs, name)) for name in SETTINGS]
+    own, other = ([(key, value) for key, value in each.extra if key not in _NO_SETTING] for each in (mine, theirs))
+    return own != other or any(a != b and "auto" not in (a, b) for a, b in pairs)
 
 
 def _same_rows(lane: LaneState, other: LaneState) -> bool:

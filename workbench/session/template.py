@@ -105,6 +105,12 @@ def render(session: Session, renderer: Renderer) -> Rendered:
     return Rendered(stream, drawing.text, facts)
 
 
+def plain_text(session: Session, template: ChatTemplate) -> tuple[str, list[str]]:
+    """A session through any template: the text, and the rewrites that it needed. Raises SessionError."""
+    form, _, text = _plain(session, template)
+    return text, form.rewrites()
+
+
 def stream_hash(ids: NDArray[Any]) -> str:
     """sha256 of the ids as little-endian int32."""
     return hashlib.sha256(np.ascontiguousarray(ids, "<i4").tobytes()).hexdigest()
