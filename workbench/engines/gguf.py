@@ -17,6 +17,7 @@ from workbench.errors import ModelError
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+TOKENS = "tokenizer.ggml.tokens"
 _BLOCKS: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
@@ -35,6 +36,7 @@ class GGUFHeader:
     quantization: str
     tensors: int
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])  # scalars and texts; arrays by their length
+    tokens: tuple[str, ...] = ()  # the vocabulary as it is written there, by id
 
 
 def read_gguf(path: Path) -> GGUFHeader:
@@ -66,9 +68,14 @@ class _Reader:
                 self.path, f"{tensors:,} tensors and {entries:,} entries cannot stand in {len(self.data):,} bytes"
             )
         metadata: dict[str, Any] = {}
+        vocabulary: tuple[str, ...] = ()
         for _ in range(entries):
-            key = self.text()
-            metadata[key] = self.value(self.scalar("<I"))
+            key, kind = self.text(), self.scalar("<I")
+            if key == TOKENS and kind == _ARRAY:
+                vocabulary = self.texts()
+                metadata[key] = len(vocabulary)
+            else:
+                metadata[key] = self.value(kind)
         elements: Counter[str] = Counter()
         extents: list[int] = []
         for _ in range(tensors):
@@ -92,7 +99,8 @@ class _Reader:
         architecture = str(metadata.get("general.architecture", ""))
         if not architecture or not tensors:
             raise _damaged(self.path, "it names no architecture" if tensors else "it holds no tensors")
-        return GGUFHeader(version, architecture, max(elements, key=lambda name: elements[name]), tensors, metadata)
+        most = max(elements, key=lambda name: elements[name])
+        return GGUFHeader(version, architecture, most, tensors, metadata, vocabulary)
 
     def scalar(self, form: str) -> Any:
         size = struct.calcsize(form)
@@ -104,6 +112,13 @@ class _Reader:
 
     def text(self) -> str:
         return self.raw(self.scalar("<Q")).decode("utf-8", "backslashreplace")
+
+    def texts(self) -> tuple[str, ...]:
+        """An array of texts; one of anything else is damaged."""
+        inner, count = self.scalar("<I"), self.scalar("<Q")
+        if inner != _STRING or count > len(self.data) // 8:
+            raise _damaged(self.path, f"its vocabulary is {count:,} values of type {inner}")
+        return tuple(self.text() for _ in range(count))
 
     def raw(self, length: int) -> bytes:
         if self.at + length > len(self.data):

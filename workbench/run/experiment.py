@@ -19,9 +19,10 @@ import numpy as np
 from workbench import __version__
 from workbench.config import axes
 from workbench.config.lane import Configuration, from_json
+from workbench.engines.gguf_model import plain_gguf
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, SavedSessionError, WorkbenchError
-from workbench.paths import saved_dir
+from workbench.paths import expanded, saved_dir
 from workbench.protocol.wire import Arrays
 from workbench.run import reference as references
 from workbench.run.convert import converter
@@ -306,6 +307,11 @@ class Experiment:
         if configuration.model == self._ask.reference.model:
             check_model(configuration, model.facts, tokens)
             return model
+        path = expanded(configuration.model)
+        if configuration.engine == "llamacpp" and path.suffix == ".gguf" and path.is_file():
+            plain = plain_gguf(path, model, self.prepared.tokenizer, told(self._say))
+            check_model(configuration, plain.facts, tokens)
+            return plain
         other = find_model(configuration.model, converter(transformers_python), told(self._say))
         if Tokenizer.load(other.folder).hash != self.prepared.tokenizer.hash:
             raise ConfigurationError(

@@ -71,7 +71,10 @@ def _made(scheme: str, model: Model, python: str, tell: Tell) -> tuple[Path, dic
     made_dir().mkdir(parents=True, exist_ok=True)
     with locked(made_dir() / f".{path.name}.lock", tell):
         if not path.is_file():
-            source = model.folder if scheme in WHOLE else _made("F32", model, python, tell)[0]
+            if plain := model.facts.get("plain_gguf"):
+                source = Path(str(plain))
+            else:
+                source = model.folder if scheme in WHOLE else _made("F32", model, python, tell)[0]
             _convert(python, source, path, scheme, tell)
     return path, facts
 

@@ -1,0 +1,77 @@
+"""Do the engines agree, and what does each quantization do? Runs them on one session and prints the tables of README.
+
+1. float32 against float32: llama.cpp on the demo, vLLM on the short session with its whole vocabulary. Both must agree
+   with transformers to a mean KL of 1e-6 without one flip, which proves that tokens, templates and metrics agree.
+2. bf16 in all three engines on the short session, whole distributions, with the noise floor beside it.
+3. llama.cpp's and vLLM's quantizations on the demo.
+
+Exit code 1 where a lane did not finish or float32 does not agree. Engines that are not installed are left out by name.
+`--quick` is 1 and 2 without vLLM, on the short session. `--checkpoint PATH` adds a quantized folder as a vLLM lane.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from workbench.engines.environments import environment_for
+from workbench.report import table
+
+AGREE = 1e-6
+FP32 = "transformers:weights=fp32,kv=fp32"
+LLAMA_FP32 = "llamacpp:weights=F32,kv=f32,fa=off"
+QUANTIZED = (
+    "llamacpp:weights=BF16,kv=bf16", "llamacpp:weights=Q8_0", "llamacpp:weights=Q6_K", "llamacpp:weights=Q4_K_M",
+    "llamacpp:weights=BF16,kv=q8_0", "llamacpp:weights=BF16,kv=q4_0",
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the short session, without vLLM")
+    parser.add_argument("--checkpoint", action="append", default=[], metavar="PATH", help="a vLLM lane more")
+    options = parser.parse_args()
+    environment = environment_for("vllm")
+    vllm = not options.quick and environment is not None and environment.usable
+    if not vllm:
+        print(
+            "without vLLM" + ("" if options.quick else ": not installed (workbench engines install vllm)"), flush=True
+        )
+    proofs = [run("dice" if options.quick else "demo", FP32, [LLAMA_FP32])]
+    if vllm:
+        proofs.append(run("dice", FP32, ["vllm:weights=fp32,logprobs=full"]))
+    exact = ["llamacpp:weights=BF16,kv=bf16", *(["vllm:weights=bf16,logprobs=full"] if vllm else [])]
+    tables = [run("dice", "transformers:weights=bf16", exact, "--floor")]
+    if not options.quick:
+        lanes = [*QUANTIZED, *(["vllm:weights=bf16", "vllm:kv=fp8"] if vllm else [])]
+        lanes += [f"vllm:model={path},weights=checkpoint" for path in options.checkpoint if vllm]
+        tables.append(run("demo", "transformers:weights=bf16", lanes, "--floor"))
+    for comparison in (*proofs, *tables):
+        print(table.markdown(comparison), flush=True)
+    lanes = [lane for comparison in (*proofs, *tables) for lane in comparison["lanes"]]
+    finished = all(lane["status"] == "done" for lane in lanes)
+    agree = [lane for comparison in proofs for lane in comparison["lanes"]]
+    print(" · ".join(f"{lane['configuration']}: KL {mean(lane):.1e}, {lane['flips']} flips" for lane in agree))
+    good = finished and all(mean(lane) < AGREE and lane["flips"] == 0 for lane in agree)
+    return 0 if good else 1
+
+
+def run(session: str, reference: str, lanes: list[str], *more: str) -> dict[str, Any]:
+    """One comparison through the command line, as a user gets it."""
+    command = [sys.executable, "-m", "workbench", "run", session, "--reference", reference, "--json", *more]
+    command += [word for lane in lanes for word in ("--lane", lane)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout:
+        raise SystemExit(f"{session} {lanes}: exit code {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def mean(lane: dict[str, Any]) -> float:
+    return float((lane["kl"] or {}).get("mean") or 0.0) if lane["n"] else float("inf")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
