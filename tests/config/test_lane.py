@@ -126,6 +126,7 @@ def test_every_declared_value_of_every_engine_passes(device: Accelerator) -> Non
         ("llamacpp:kv=int8", "cpu", "cannot do kv=int8", "q8_0"),
         ("llamacpp:kv=q8_0/int8", "cpu", "cannot do kv=q8_0/int8", "q8_0"),
         ("llamacpp:gpu_layers=9", "cpu", "no effect without a GPU", "Leave it out"),
+        ("transformers:device=cuda", "cpu", "device=cuda is not here", "auto|cpu"),
         ("llamacpp:n_ubatch=many", "cpu", "is not a number", "32"),
         ("server:", "cpu", "needs its address", "http"),
         ("server:url=ftp://x", "cpu", "is not", "http"),

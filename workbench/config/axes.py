@@ -147,7 +147,10 @@ def refusal(configuration: Configuration, here: Accelerator | None = None) -> Co
         return ConfigurationError(
             f"there is no engine {configuration.engine!r}", where=where, next=f"Engines: {', '.join(ENGINES)}."
         )
-    device = kind_of(configuration, here)
+    device, machine = kind_of(configuration, here), here or accelerator()
+    if device not in ("cpu", machine) and (device, machine) != ("cuda", "rocm"):
+        devices = "|".join(dict.fromkeys(("auto", machine, "cpu")))
+        return ConfigurationError(f"device={configuration.device} is not here", where=where, next=f"Here: {devices}.")
     for axis in engine.axes:
         allowed, value = engine.values(axis, device), rules.plain(configuration, axis)
         if not set(value) <= set(allowed):

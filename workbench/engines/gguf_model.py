@@ -27,6 +27,7 @@ def plain_gguf(path: Path, beside: Model, tokenizer: Tokenizer, tell: Progress) 
         "kind": "gguf",
         "source": str(path.resolve()),
         "plain_gguf": str(path.resolve()),
+        "file_bytes": path.stat().st_size,
         "gguf_sha256": digest,
         "weights_hash": digest,
         "quantization": header.quantization,

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 from workbench.config.lane import EMBEDDED_MODEL
 from workbench.engines import embedded
 from workbench.engines.gguf import read_gguf
+from workbench.engines.made import plain_name, remove_made
 from workbench.engines.weights import (
     Progress,
     file_hash,
@@ -134,7 +135,7 @@ def add_model(source: str, name: str = "", convert: Convert | None = None, progr
 
 
 def remove_model(name: str) -> int:
-    """Forget a model and delete the folder that we made for it; returns the bytes freed. Raises ModelError.
+    """Forget a model and delete what we made for it; returns the bytes freed. Raises ModelError.
 
     A folder that was added where it lies is left alone.
     """
@@ -143,7 +144,7 @@ def remove_model(name: str) -> int:
         raise ModelError(f"there is no model {name!r}", where="models", next=f"Added: {', '.join(sorted(registry))}.")
     folder = Path(registry[name]["folder"])
     freed = 0
-    with locked(models_dir() / f".{_plain(name)}.lock"):
+    with locked(models_dir() / f".{plain_name(name)}.lock"):
         if folder.parent == models_dir() and folder.is_dir():
             freed = folder_bytes(folder)
             shutil.rmtree(folder)
@@ -152,7 +153,7 @@ def remove_model(name: str) -> int:
             freed += kept.stat().st_size
             kept.unlink()
     _register(name, None)
-    return freed
+    return freed + remove_made(name)
 
 
 def list_models() -> list[Listed]:
@@ -293,7 +294,7 @@ def _from_hub(identity: str, tell: Progress, name: str = "") -> Model:
 def _keep(name: str, made: Path, kind: Kind, source: str, facts: dict[str, Any], tell: Progress) -> Model:
     """Check a finished folder, put it in its place and register it."""
     model_facts(made)
-    folder = models_dir() / _plain(name)
+    folder = models_dir() / plain_name(name)
     if folder.exists():
         shutil.rmtree(folder)
     made.replace(folder)
@@ -307,7 +308,7 @@ def _making(name: str, tell: Progress) -> Generator[Path]:
     """A folder for half-made things, gone afterwards, while no other process makes the same model."""
     models_dir().mkdir(parents=True, exist_ok=True)
     with (
-        locked(models_dir() / f".{_plain(name)}.lock", tell),
+        locked(models_dir() / f".{plain_name(name)}.lock", tell),
         tempfile.TemporaryDirectory(prefix=".part-", dir=models_dir()) as part,
     ):
         yield Path(part)
@@ -375,11 +376,6 @@ def _register(name: str, entry: dict[str, Any] | None) -> None:
     with locked(data_dir() / ".models.lock"):
         models = {key: value for key, value in _read_registry().items() if key != name}
         write_json(_registry_path(), {"models": models | ({name: entry} if entry else {})})
-
-
-def _plain(name: str) -> str:
-    """A file name made of a model's name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "model"
 
 
 def _silent(_phase: str, _done: int, _total: int) -> None:

@@ -83,7 +83,6 @@ class Experiment:
                 self._say("floor: reusing what was measured with the cached trace")
         self.scheduler = Scheduler(
             self.hub,
-            shape_of(self.prepared.model.facts),
             lambda engine: usable_environment(engine).python,
             self._ask.parallel,
         )
@@ -120,7 +119,7 @@ class Experiment:
         with self._lock:
             held = any(task.lane is lane for task in self._waiting) or self.scheduler.holds(lane.record.id)
         if lane.record.status != "done" and not held:
-            self._queue(lane, self._work(configuration, single=self._single(configuration), model=model))
+            self._queue(lane, self._work(configuration, single=self._single(configuration), model=model), model)
         return lane
 
     def retry(self, lane_id: int) -> None:
@@ -163,7 +162,7 @@ class Experiment:
 
         for row, lane in lanes:
             if lane.record.status != "done":
-                self._queue(lane, self._floor_work(row), after)
+                self._queue(lane, self._floor_work(row), self.prepared.model, after)
         if not open_rows:
             self._set_floor(lanes)
 
@@ -222,7 +221,7 @@ class Experiment:
 
     def _submit_reference(self, reference: LaneState) -> None:
         work = self._work(self._ask.reference, record=True, single=self._single(self._ask.reference))
-        self.scheduler.submit(Task(reference, work, after=self._recorded))
+        self.scheduler.submit(Task(reference, work, shape_of(self.prepared.model.facts), after=self._recorded))
 
     def _single(self, configuration: Configuration) -> Any:
         """The tokens that run alone: on the decode path those that the assistant wrote."""
@@ -250,8 +249,10 @@ class Experiment:
         for task in waiting:
             self.scheduler.submit(task)
 
-    def _queue(self, lane: LaneState, work: Work, after: Callable[[LaneState], None] | None = None) -> None:
-        task = Task(lane, work, self._feed, after)
+    def _queue(
+        self, lane: LaneState, work: Work, model: Model, after: Callable[[LaneState], None] | None = None
+    ) -> None:
+        task = Task(lane, work, shape_of(model.facts), self._feed, after)
         reference = self.state.reference
         with self._lock:
             if reference is None or reference.record.status != "done":

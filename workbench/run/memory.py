@@ -29,20 +29,22 @@ KV_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model decides its memory: counts, not bytes."""
+    """What of a model decides its memory: counts, and the bytes of its own files."""
 
     parameters: int
     layers: int
     kv_heads: int
     head_dim: int
     vocabulary: int
+    file_bytes: int = 0
 
 
 def shape_of(facts: dict[str, Any]) -> Shape:
     """The shape in a model's facts (`engines.weights.model_facts`)."""
     width = 4 if str(facts["dtype"]) in ("f32", "float32") else 2
     sizes = (int(facts[name]) for name in ("layers", "kv_heads", "head_dim", "vocabulary"))
-    return Shape(int(facts["parameter_bytes"]) // width, *sizes)
+    own = int(facts.get("file_bytes") or facts["parameter_bytes"])
+    return Shape(int(facts["parameter_bytes"]) // width, *sizes, file_bytes=own)
 
 
 def estimate_bytes(configuration: Configuration, shape: Shape, positions: int) -> int:
@@ -51,6 +53,8 @@ def estimate_bytes(configuration: Configuration, shape: Shape, positions: int) -
     if configuration.engine == "server":
         return runtime
     weights = shape.parameters * WEIGHT_BYTES.get(configuration.weights, 2.0)
+    if configuration.weights in ("file", "checkpoint") and shape.file_bytes:
+        weights = float(shape.file_bytes)
     stored = keys_and_values(configuration.kv)
     value = sum(KV_BYTES.get(kind, 2.0) for kind in stored) / 2
     kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * positions * value

@@ -28,10 +28,11 @@ INVALID_SHARE = 0.001
 
 @dataclass(slots=True)
 class Task:
-    """A queued lane: its work, its feed, and what to do when it has ended."""
+    """A queued lane: its work, its model's shape, its feed, and what to do when it has ended."""
 
     lane: LaneState
     work: Work
+    shape: Shape
     feed: Callable[[int], Iterator[tuple[int, Arrays]]] | None = None
     after: Callable[[LaneState], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -50,9 +51,8 @@ class _Idle:
 class Scheduler:
     """Owns the queue and the engine processes. `python(engine)` names the interpreter that runs an engine."""
 
-    def __init__(self, hub: Hub, shape: Shape, python: Callable[[str], str], parallel: int = 1) -> None:
+    def __init__(self, hub: Hub, python: Callable[[str], str], parallel: int = 1) -> None:
         self._hub = hub
-        self._shape = shape
         self._python = python
         self._queue: deque[Task] = deque()
         self._running: dict[int, Task] = {}
@@ -77,7 +77,7 @@ class Scheduler:
         configuration = from_json(task.lane.record.configuration)
         try:
             positions = max(len(task.work.ids) + task.work.decode_tokens, configuration.ctx)
-            task.needed = estimate_bytes(configuration, self._shape, positions)
+            task.needed = estimate_bytes(configuration, task.shape, positions)
             check_fits(configuration, task.needed, self._total())
         except WorkbenchError as error:
             self._mark(task, "failed", str(error))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from workbench.config.lane import EMBEDDED_MODEL, Configuration
+from workbench.engines.made import made_path
 from workbench.engines.models import Model
 from workbench.engines.process import EngineProcess
 from workbench.engines.weights import file_hashes, locked
@@ -20,8 +19,6 @@ Tell = Callable[[str, int, int], None]
 """Told a phase and how far it is; may raise Cancelled."""
 WHOLE = ("F32", "F16", "BF16")
 """Written from the folder itself; the others are quantised from F32."""
-WRITER = 1
-"""Raised when our writer gives another file, so that what was made before is made again."""
 
 
 def find_weights(configuration: Configuration, model: Model, python: str, tell: Tell) -> tuple[Path, dict[str, Any]]:
@@ -33,18 +30,6 @@ def find_weights(configuration: Configuration, model: Model, python: str, tell: 
     else:
         path, facts = _made(configuration.weights, model, python, tell)
     return path, {**facts, "gguf": path.name, "gguf_sha256": file_hashes([path], tell)[path.name]}
-
-
-def made_dir() -> Path:
-    """Where GGUF files that were made from models are kept."""
-    return models_dir() / "gguf"
-
-
-def made_path(model: Model, scheme: str) -> Path:
-    """The file of a model's weights in a scheme, whether it is there or not."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", model.name).lstrip(".") or "model"
-    subject = f"{model.facts['weights_hash']} {WRITER}"
-    return made_dir() / f"{name}-{hashlib.sha256(subject.encode()).hexdigest()[:12]}-{scheme}.gguf"
 
 
 def _own_file(configuration: Configuration, model: Model) -> Path:
@@ -64,12 +49,11 @@ def _own_file(configuration: Configuration, model: Model) -> Path:
 
 
 def _made(scheme: str, model: Model, python: str, tell: Tell) -> tuple[Path, dict[str, Any]]:
-    path = made_path(model, scheme)
+    path = made_path(model.name, model.facts["weights_hash"], scheme)
     facts: dict[str, Any] = {"gguf_made": f"{scheme} from the model's {model.facts['dtype']} weights"}
     if path.is_file():
         return path, facts
-    made_dir().mkdir(parents=True, exist_ok=True)
-    with locked(made_dir() / f".{path.name}.lock", tell):
+    with locked(path.with_name(f".{path.name}.lock"), tell):
         if not path.is_file():
             if plain := model.facts.get("plain_gguf"):
                 source = Path(str(plain))
