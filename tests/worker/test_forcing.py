@@ -8,8 +8,6 @@ from workbench.errors import Cancelled, ConfigurationError
 from workbench.protocol.events import Score
 from workbench.worker.forcing import Scoring, check_request, passes, tokens_kept
 
-CPU = torch.device("cpu")
-
 
 def score(model, job, ids, **fields):
     chunk = fields.pop("chunk", 32)
@@ -19,7 +17,7 @@ def score(model, job, ids, **fields):
     check_request(request, model.cache.context, 300, model.tokens)
     model.truncate(tokens_kept(request))
     with torch.inference_mode():
-        stats = Scoring(model, request, job, chunk, CPU).run()
+        stats = Scoring(model, request, job, chunk).run()
     model.tokens = ids.tolist()
     return stats
 

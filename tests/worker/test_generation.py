@@ -10,7 +10,7 @@ from workbench.config.lane import parse_spec
 from workbench.errors import Cancelled, ConfigurationError
 from workbench.protocol.columns import count_rows, join
 from workbench.protocol.events import Generate, Score
-from workbench.worker.generation import Sampler
+from workbench.worker.sampler import Sampler
 
 CPU = torch.device("cpu")
 

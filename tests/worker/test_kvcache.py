@@ -18,7 +18,7 @@ def run(model, ids, borders):
     parts = []
     with torch.inference_mode():
         for start, stop in pairwise(borders):
-            parts.append(model.forward(ids[start:stop], stop - start))
+            parts.append(model.forward(ids[start:stop].numpy(), stop - start))
     return torch.cat(parts)
 
 

@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigurationError
-from workbench.protocol.events import Score
+from workbench.protocol.events import Generate, Score
 from workbench.protocol.wire import Arrays
-from workbench.worker.scoring import lane_rows, lost_mass, record_rows
 
 FLUSH_SECONDS = 0.05
 BLOCK = 512
 
 
 class Model(Protocol):
-    """What the loops below need of a loaded model."""
+    """What the loops here and in `generation` need of a loaded model.
+
+    Logits come as blocks of the model's own making: `len(block)` rows that can be sliced, and that stay what they are.
+    """
 
     vocabulary: int
 
-    def forward(self, ids: torch.Tensor, keep: int) -> torch.Tensor:
-        """Run tokens (n,) after what the KV cache holds; logits of the last `keep` of them: (keep, width)."""
+    def forward(self, ids: NDArray[Any], keep: int) -> Any:
+        """Run tokens (n,) after what the KV cache holds; a block of the logits of the last `keep` of them."""
         ...
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given, so that a clock can be read."""
+        ...
+
+    def joined(self, blocks: list[Any]) -> Any:
+        """Consecutive blocks as one."""
+        ...
+
+    def record(self, block: Any, targets: NDArray[Any], position: int, seed: int) -> Arrays:
+        """Trace rows of a block, from `position` on; `targets` (n,) are the stream's tokens there."""
+        ...
+
+    def compare(self, block: Any, targets: NDArray[Any], trace: Arrays, seconds: float) -> Arrays:
+        """A lane's rows of a block against the trace of the same positions."""
+        ...
+
+    def lost(self, block: Any, targets: NDArray[Any], rows: Arrays) -> NDArray[np.float64] | None:
+        """The probability (n,) of ids beyond `vocabulary`, NaN in invalid rows; None where there are no such ids."""
+        ...
+
+    def chooser(self, request: Generate) -> Callable[[Any], tuple[int, float]]:
+        """What chooses a token from a block's last row, and names its log-probability at temperature 1."""
         ...
 
 
@@ -94,9 +115,9 @@ def passes(single: NDArray[Any] | None, start: int, n: int, chunk: int) -> Itera
 class Scoring:
     """One Score request on a KV cache of `tokens_kept` tokens. `run()` sends its rows and leaves all n in the cache."""
 
-    def __init__(self, model: Model, request: Score, report: Report, chunk: int, device: torch.device) -> None:
+    def __init__(self, model: Model, request: Score, report: Report, chunk: int) -> None:
         self.model, self.request, self.report, self.chunk = model, request, report, chunk
-        self.ids = torch.from_numpy(request.arrays["ids"].astype("int64")).to(device)
+        self.ids = request.arrays["ids"]
         self.n = len(self.ids)
         self.single = None
         if request.path == "decode":
@@ -108,14 +129,14 @@ class Scoring:
 
     def run(self) -> dict[str, Any]:
         """The statistics of `Scored` that scoring itself knows; seconds are of forward passes, our rows' apart."""
-        pending: list[torch.Tensor] = []  # logits of tokens that ran alone, sent together after FLUSH_SECONDS
+        pending: list[Any] = []  # logits of tokens that ran alone, sent together after FLUSH_SECONDS
         begin, since = 0, time.perf_counter()
         kept, reuse = tokens_kept(self.request), self.request.reuse
         before = passes(self.single, kept, reuse, self.chunk)
         for start, stop, alone in chain(before, passes(self.single, reuse, self.n, self.chunk)):
             self.report.check()
             if pending and not alone:
-                self._emit("decode", torch.cat(pending), begin)
+                self._emit(self.model.joined(pending), begin)
                 pending = []
             if not pending:
                 begin, since = start, time.perf_counter()
@@ -131,10 +152,10 @@ class Scoring:
             if alone:
                 pending.append(logits)
             elif wanted:
-                self._emit(phase, logits, start)
+                self._emit(logits, start)
             if not alone or now - since >= FLUSH_SECONDS or stop == self.n:
                 if pending:
-                    self._emit(phase, torch.cat(pending), begin)
+                    self._emit(self.model.joined(pending), begin)
                     pending = []
                 self.report.progress(phase, stop, self.n)
         return {
@@ -157,27 +178,27 @@ class Scoring:
             return {}
         return {"padding_mass_mean": float(valid.mean()), "padding_mass_max": float(valid.max())}
 
-    def _emit(self, phase: str, logits: torch.Tensor, begin: int) -> None:
-        """Send the rows of logits (m, width) that were computed at the tokens `begin` to `begin` + m."""
+    def _emit(self, logits: Any, begin: int) -> None:
+        """Send the rows of a block of logits (m rows) that were computed at the tokens `begin` to `begin` + m."""
         first = max(begin, self.request.first - 1)
         end = min(begin + len(logits), self.n - 1)
         # In blocks, so that the trace needs to be here only so far ahead, and the screen moves.
         for low in range(first, end, BLOCK):
             high = min(low + BLOCK, end)
-            rows = self._rows(phase, logits[low - begin : high - begin], low + 1)
+            rows = self._rows(logits[low - begin : high - begin], low + 1)
             self.report.rows(low + 1, rows)
 
-    def _rows(self, phase: str, logits: torch.Tensor, position: int) -> Arrays:
+    def _rows(self, logits: Any, position: int) -> Arrays:
         targets = self.ids[position : position + len(logits)]
         if self.request.record:
             began = time.perf_counter()
-            rows = record_rows(logits, targets, position, self.request.trace_seed, self.model.vocabulary)
+            rows = self.model.record(logits, targets, position, self.request.trace_seed)
         else:
             trace = self.report.trace(position, position + len(logits))
             began = time.perf_counter()
             seconds = sum(self.busy.values()) + self.rows_seconds
-            rows = lane_rows(logits, targets, trace, seconds, self.model.vocabulary)
-        if logits.shape[1] > self.model.vocabulary:
-            self.lost.append(lost_mass(logits, targets, rows, self.model.vocabulary))
+            rows = self.model.compare(logits, targets, trace, seconds)
+        if (lost := self.model.lost(logits, targets, rows)) is not None:
+            self.lost.append(lost)
         self.rows_seconds += time.perf_counter() - began
         return rows

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.protocol.events import Generate
+from workbench.protocol.wire import Arrays
 from workbench.worker.devices import device_name, synchronize
 from workbench.worker.forcing import Report
 from workbench.worker.loading import ATTENTION, describe_weights
 from workbench.worker.memory import first_line, is_out_of_memory
 from workbench.worker.quant.kvcache import KVCache
+from workbench.worker.sampler import Sampler
+from workbench.worker.scoring import lane_rows, lost_mass, record_rows
 
 
 class Loaded:
@@ -21,10 +28,39 @@ class Loaded:
         self.model, self.cache, self.device, self.vocabulary = model, cache, device, vocabulary
         self.tokens: list[int] = []
 
-    def forward(self, ids: torch.Tensor, keep: int) -> torch.Tensor:
+    def forward(self, ids: NDArray[Any], keep: int) -> torch.Tensor:
         """Run ids (n,) after the cache's tokens; logits of the last `keep`: (keep, width), in the model's dtype."""
-        output = self.model(input_ids=ids[None], cache=self.cache, use_cache=True, logits_to_keep=keep)
+        tensor = torch.from_numpy(ids.astype("int64")).to(self.device)
+        output = self.model(input_ids=tensor[None], cache=self.cache, use_cache=True, logits_to_keep=keep)
         return output.logits[0]
+
+    def joined(self, blocks: list[torch.Tensor]) -> torch.Tensor:
+        """Consecutive logits as one block."""
+        return torch.cat(blocks)
+
+    def record(self, block: torch.Tensor, targets: NDArray[Any], position: int, seed: int) -> Arrays:
+        """Trace rows."""
+        return record_rows(block, torch.from_numpy(targets.astype("int64")), position, seed, self.vocabulary)
+
+    def compare(self, block: torch.Tensor, targets: NDArray[Any], trace: Arrays, seconds: float) -> Arrays:
+        """A lane's rows."""
+        return lane_rows(block, torch.from_numpy(targets.astype("int64")), trace, seconds, self.vocabulary)
+
+    def lost(self, block: torch.Tensor, targets: NDArray[Any], rows: Arrays) -> NDArray[np.float64] | None:
+        """What the padding beyond the tokenizer's ids takes, where there is any."""
+        if block.shape[1] <= self.vocabulary:
+            return None
+        return lost_mass(block, torch.from_numpy(targets.astype("int64")), rows, self.vocabulary)
+
+    def chooser(self, request: Generate) -> Callable[[torch.Tensor], tuple[int, float]]:
+        """Greedy or sampled choice."""
+        sampler = Sampler(request, self.vocabulary, self.device)
+
+        def choose(block: torch.Tensor) -> tuple[int, float]:
+            token, logprob = sampler.choose(block[-1])
+            return int(token), float(logprob)
+
+        return choose
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -38,10 +74,10 @@ class Loaded:
     def prefill(self, ids: list[int], chunk: int, report: Report) -> None:
         """Replace the context by ids, in aligned chunks, without any rows."""
         self.truncate(0)
-        tensor = torch.tensor(ids, device=self.device)
+        tokens = np.array(ids)
         for start in range(0, len(ids), chunk):
             report.check()
-            self.forward(tensor[start : start + chunk], 1)
+            self.forward(tokens[start : start + chunk], 1)
             report.progress("prefill", min(start + chunk, len(ids)), len(ids))
         self.synchronize()
         self.tokens = list(ids)
@@ -51,7 +87,7 @@ class Loaded:
         try:
             # The second chunk, a shorter last one and the second token bring lengths that are compiled once more.
             for tokens in (length, length, max(1, length - 1), 1, 1):
-                self.forward(torch.zeros(tokens, dtype=torch.int64, device=self.device), 1)
+                self.forward(np.zeros(tokens, np.int64), 1)
         except WorkbenchError:
             raise
         except Exception as error:  # torch's compilers raise anything, from a missing g++ to a Triton assertion

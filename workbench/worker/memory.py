@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from pathlib import Path
-
 import torch
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from workbench.worker.resident import peak_bytes, reset_peak, trim_heap
 
 
 class PeakMemory:
@@ -25,29 +21,21 @@ class PeakMemory:
         """Begin a new count."""
         if self.kind == "device":
             torch.cuda.reset_peak_memory_stats(self.device)
-        elif _CLEAR.exists():
-            _CLEAR.write_text("5")  # proc(5): 5 resets the high-water mark of the resident set
+        else:
+            reset_peak()
 
     def read(self) -> int:
         """Bytes at the peak."""
         if self.kind == "device":
             return int(torch.cuda.max_memory_allocated(self.device))
-        if _STATUS.exists():
-            lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
-            return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak << 10
+        return peak_bytes()
 
 
 def return_freed() -> None:
     """Give freed memory back to the system: glibc kept 500 MB of it after quantizing a model of 135M weights."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    trim_heap()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

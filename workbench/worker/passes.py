@@ -13,18 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-HEADS = (8, 16, 32, 64)
-HEAD_TAIL = 1e-3
-"""K is the smallest of `HEADS` whose tail mass is at most this, else the largest."""
+from workbench.worker.compact import HEAD_TAIL, HEADS, VOID, WIDTH, K
 
-SAMPLES = ((1e-6, 0), (1e-3, 8), (2e-2, 16), (float("inf"), 32))
-"""S by the tail mass that it must stay below."""
-
-K = HEADS[-1]
-S = SAMPLES[-1][1]
-
-WIDTH = 64
-VOID = -1e30  # the logit of ids that are masked or padding: finite, so that 0 · ln 0 stays 0, and exp gives 0
 CPU_BYTES = 3 << 19  # of float32 in one block
 DEVICE_BYTES = 1 << 28
 
@@ -109,15 +99,6 @@ def draw(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     aim = share.reshape(-1, 1) * inner[:, -1:] * below
     offset = torch.searchsorted(inner, aim, right=True).clamp_(max=WIDTH - 1)
     return group * WIDTH + offset.view(group.shape)
-
-
-def uniforms(first_position: int, n: int, seed: int) -> NDArray[np.float64]:
-    """Uniforms of [0, 1) for each position, (n, S), from Philox keyed by the seed and counted by the position.
-
-    Four 64-bit words come from one counter, so a position owns S / 4 of them, whatever chunk it is drawn in.
-    """
-    words = np.random.Philox(key=seed, counter=first_position * (S // 4)).random_raw(n * S)
-    return (words >> np.uint64(11)).astype(np.float64).reshape(n, S) * 2.0**-53
 
 
 def wide(tensor: Tensor) -> torch.dtype:

@@ -146,7 +146,7 @@ class TransformersBackend:
         check_request(request, loaded.cache.context, loaded.model.config.vocab_size, loaded.tokens)
         loaded.truncate(tokens_kept(request))
         self._memory.reset()
-        stats = Scoring(loaded, request, job, self.configuration.chunk, loaded.device).run()
+        stats = Scoring(loaded, request, job, self.configuration.chunk).run()
         loaded.tokens = request.arrays["ids"].tolist()
         return {**stats, **self.stats()}
 
@@ -175,11 +175,11 @@ class TransformersBackend:
         self._memory.reset()
         if ids is not None:
             loaded.prefill(ids[:keep].tolist(), self.configuration.chunk, job)
-        last = torch.tensor([loaded.tokens[keep - 1]], device=loaded.device)
+        last = loaded.tokens[keep - 1]
         # The last token runs again on its own: its pass gives the first new token's logits, in decode's numerics.
         loaded.truncate(keep - 1)
-        new, stats = generation.generate(loaded, last, request, job, loaded.device)
-        loaded.tokens += [int(last), *new[:-1]]
+        new, stats = generation.generate(loaded, last, request, job)
+        loaded.tokens += [last, *new[:-1]]
         return {**stats, **self.stats()}
 
     def inspect(self, request: Inspect, job: Job) -> tuple[dict[str, Any], Arrays]:
