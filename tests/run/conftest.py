@@ -33,12 +33,24 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.15)
     model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*SPECIAL])
+    # A little training: a lane that predicts worse than blind guessing is taken for nonsense, and should be.
+    turn = (
+        "<|im_start|>user\nRun number {0}, please.<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        '{{"name": "run", "arguments": {{"n": {0}}}}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n'
+        "ok ok ok \x1b[31m\n</tool_response><|im_end|>\n<|im_start|>assistant\nNumber {0} ran: it said ok.<|im_end|>\n"
+    )
+    ids = torch.tensor([tokenizer.encode("".join(turn.format(n) for n in range(4))).ids])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": TEMPLATE, "eos_token": SPECIAL[1], "tokenizer_class": "PreTrainedTokenizerFast"})

@@ -18,7 +18,7 @@ import numpy as np
 
 from workbench import __version__
 from workbench.config import axes
-from workbench.config.lane import Configuration, from_json
+from workbench.config.lane import Configuration, from_json, with_engine
 from workbench.engines.gguf_model import plain_gguf
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, SavedSessionError, WorkbenchError
@@ -364,8 +364,10 @@ class Experiment:
 
     def _free_name(self, configuration: Configuration) -> str:
         """What differs from the reference, made unique among the lanes."""
-        mine, theirs = configuration.to_json(), self._ask.reference.to_json()
-        parts = [f"{axis} {mine[axis]}" for axis in mine if axis != "extra" and mine[axis] != theirs[axis]]
+        # Beside another engine only what departs from that engine's own defaults is worth a word.
+        mine, theirs = configuration.to_json(), with_engine(self._ask.reference, configuration.engine).to_json()
+        parts = [configuration.engine] if configuration.engine != self._ask.reference.engine else []
+        parts += [f"{axis} {mine[axis]}" for axis in mine if axis != "extra" and mine[axis] != theirs[axis]]
         parts += [f"{key} {value}" for key, value in configuration.extra]
         name = " · ".join(parts) or "reference again"
         taken = {lane.record.name for lane in self.state.lanes}

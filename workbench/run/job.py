@@ -19,7 +19,7 @@ from workbench.metrics.divergence import HEAD_AND_SAMPLES
 from workbench.protocol import events
 from workbench.protocol.events import Event
 from workbench.protocol.wire import Arrays
-from workbench.run.checks import GATE_POSITIONS, check_effective, check_predictions, check_tokens
+from workbench.run.checks import GATE_POSITIONS, check_effective, check_predictions, check_tokens, differences
 from workbench.store.hub import Hub
 from workbench.store.state import LaneState
 
@@ -90,10 +90,12 @@ class Job:
         plain = replace(configuration, draft="none", width=0)
         started = self._start(plain, path, context)
         effective = started.effective
-        check_effective(plain, effective)
         self._vocabulary = int(effective.get("vocabulary") or 0)
         manifest = {**self.lane.record.manifest, **made, **effective, "requested": configuration.to_line()}
+        if differs := differences(plain, effective):
+            manifest["differs"] = differs
         self.hub.update(lane_id, manifest=manifest, estimator=effective.get("estimator") or HEAD_AND_SAMPLES)
+        check_effective(plain, effective)
         missing = self.hub.missing(lane_id, self.work.first)
         first = missing[0][0] if missing else len(self.work.ids)
         scored = self._score(configuration, first)
