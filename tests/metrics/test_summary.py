@@ -72,8 +72,10 @@ def test_the_headline_is_over_generated_positions_and_roles_cover_all() -> None:
     assert all(part["entropy_mean"] == 2.0 for part in found["by_depth"])
     assert found["turns"] == found["interval"]["clusters"] == 31
     assert found["interval"]["kl"] == "CR1 by turn"
-    keys = {"mean", "se", "median", "p90", "p99", "p999", "max", "lower_bound_mean", "top1pct_share"}
+    keys = {"mean", "se", "median", "p90", "p99", "p999", "max", "lower_bound_mean", "lower_bound_p99", "top1pct_share"}
     assert found["kl"].keys() == keys and None not in found["kl"].values()
+    assert found["tv"]["low"] == found["tv"]["high"] == found["tv_mean"] > 0
+    assert found["severe"] is False
 
 
 def test_without_a_floor_there_is_no_word_about_it_and_with_one_two_times_counts_as_at_it() -> None:
@@ -85,6 +87,59 @@ def test_without_a_floor_there_is_no_word_about_it_and_with_one_two_times_counts
     found = summarise(rows, tau=0.5)
     assert 0 < found["flips_beyond_floor"] < found["flips"]
     assert summarise(rows, tau=2.0)["flips_beyond_floor"] == 0
+
+
+def bounded_rows() -> Arrays:
+    rows = rows_of()
+    rows["kl_low"][:] = rows["kl"]
+    rows["tv_high"][:] = rows["tv"] + 0.05
+    return rows
+
+
+def test_nothing_of_a_bounded_lane_stands_under_the_name_of_what_it_is_not() -> None:
+    rows = bounded_rows()
+    head = np.arange(1, N + 1) % 2 == 0
+    found = summarise(rows, estimator="bounded")
+    low = rows["kl"][head].astype(np.float64)
+    named = {name: value for name, value in found["kl"].items() if value is not None}
+    assert named == {
+        "lower_bound_mean": pytest.approx(low.mean()),
+        "lower_bound_p99": pytest.approx(np.quantile(low, 0.99)),
+    }
+    assert found["tv_mean"] is None and found["interval"]["kl"] is None
+    assert found["tv"]["high"] - found["tv"]["low"] == pytest.approx(0.05, abs=1e-6)
+    for part in (*found["by_depth"], *found["by_role"].values()):
+        assert part["kl_mean"] is part["kl_se"] is part["kl_p99"] is part["tv_mean"] is None
+        assert part["tv_low"] < part["tv_high"] and part["kl_low_mean"] > 0
+    assert found["flips"] == summarise(rows)["flips"] and found["flip_rate_high"] > found["flip_rate"]
+
+
+def test_a_lower_bound_can_lie_clear_of_the_floor_or_be_severe_but_never_near_or_mild() -> None:
+    rows = bounded_rows()
+    mean = summarise(rows)["kl"]["mean"]
+    assert summarise(rows, estimator="bounded", floor=mean)["at_floor"] is None
+    assert summarise(rows, estimator="bounded", floor=mean / 3)["at_floor"] is False
+    assert summarise(rows, estimator="bounded")["severe"] is None
+    rows["kl"][:] = rows["kl_low"][:] = 1.2
+    assert summarise(rows, estimator="bounded")["severe"] is True
+
+
+def test_a_mean_above_one_nat_is_severe_and_valid() -> None:
+    rows = rows_of()
+    rows["kl"][:] = 1.0
+    assert summarise(rows)["severe"] is False
+    rows["kl"][:] = 1.01
+    found = summarise(rows)
+    assert found["severe"] is True and found["valid"] and found["problem"] is None
+
+
+def test_likelihoods_of_some_tokens_alone_are_not_given_as_those_of_all() -> None:
+    rows = rows_of()
+    rows["logprob"][1] = np.nan
+    found = summarise(rows, trace_logprob=rows["logprob"], vocabulary=10)
+    names = ("nll", "ref_nll", "perplexity_ratio", "delta_p_mean", "delta_p_rms")
+    assert [found[name] for name in names] == [None] * 5
+    assert found["valid"]
 
 
 def test_likelihood_figures_compare_both_sides_on_the_recorded_tokens() -> None:

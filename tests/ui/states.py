@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from workbench.config.lane import Configuration, parse_spec
+from workbench.metrics.acceptance import acceptance
 from workbench.protocol.columns import TRACE
 from workbench.session.regions import Role
 from workbench.store.state import Columns, LaneRecord, LaneState, SessionState
 
-REFERENCE_COLUMNS = ("logprob", "top_ids", "ties", "valid")
+REFERENCE_COLUMNS = ("logprob", "top_ids", "top_logprobs", "ties", "valid")
 SPECS = ("transformers:weights=int8,kv=bf16", "transformers:weights=bf16,kv=int8", "transformers:weights=int8,kv=int4")
 MEANS = (0.004, 0.019, 0.095, 0.03, 0.06, 0.01, 0.15)
 
@@ -321,3 +322,66 @@ class FakeRunner:
 
     def close(self) -> None:
         self.asked.append(("close", None))
+
+
+VLLM = "vllm:weights=bf16,kv=fp8"
+ENGINE_SPECS = (
+    VLLM,
+    "llamacpp:weights=Q4_K_M,kv=q8_0",
+    "vllm:weights=bf16,attn=FLASHINFER",
+    "transformers:weights=bf16,kv=int8,kv_group=64",
+    "llamacpp:weights=Q3_K_M,kv=q4_0",
+    "server:url=http://127.0.0.1:8000,dialect=vllm",
+)
+RUNS = "divergence without the drafter, acceptance and speed with it"
+ACCEPTANCE = acceptance([4] * 40, [2, 3] * 20)
+
+
+def effective(engine: str, **values: Any) -> dict[str, Any]:
+    """A manifest as an engine leaves it."""
+    usual = {"engine": engine, "device": "cpu", "threads": 2, "chunk": 512, "logits": "full", "notes": []}
+    return {**usual, **values}
+
+
+def engine_state(turns: int = 14) -> SessionState:
+    """Lanes of every engine, 2 to 7: bounded, Q4_K_M, invalid, without effect, severe, and a speculating server."""
+    state = make_state(turns, ENGINE_SPECS)
+    lanes = state.lanes
+    made = effective(
+        "transformers", version="5.24.0", weights="bf16", kv="bf16", attn="sdpa", model_name="smollm2-135m"
+    )
+    set_status(lanes[0], "done", name="bf16", manifest=made)
+    bound(lanes[1], top=256, version="0.32.0", weights="bf16", kv="fp8", attn="CPU_ATTN")
+    read = effective("llamacpp", version="0.3.36", weights="Q4_K_M", kv="q8_0", attn="on")
+    set_status(lanes[2], "done", name="engine llamacpp · weights Q4_K_M · kv q8_0", manifest=read)
+    reason = "attn: asked for FLASHINFER, runs CPU_ATTN"
+    read = effective("vllm", version="0.32.0", weights="bf16", kv="auto", attn="CPU_ATTN", differs=[reason])
+    set_status(lanes[3], "invalid", name="engine vllm · attn FLASHINFER", reason=reason, manifest=read)
+    read = effective("transformers", version="5.24.0", weights="bf16", kv="int8", attn="sdpa")
+    set_status(lanes[4], "done", name="kv int8 · kv_group 64", manifest=read, stats={"no_effect": "bf16"})
+    rows = lanes[5].rows
+    rows.column("kl")[:] += np.float32(1.4)
+    read = effective("llamacpp", version="0.3.36", weights="Q3_K_M", kv="q4_0", attn="on")
+    set_status(lanes[5], "done", name="engine llamacpp · weights Q3_K_M · kv q4_0", manifest=read)
+    read = effective("server", dialect="vllm", version="0.32.0", url="http://127.0.0.1:8000", runs=RUNS, draft="ngram")
+    read |= {"device": None, "threads": None, "chunk": None, "logits": "top-20"}
+    bound(lanes[6], top=20, **read)
+    set_status(lanes[6], "done", name="engine server", stats={"decode": {"median_tps": 88.0, "acceptance": ACCEPTANCE}})
+    return state
+
+
+def bound(lane: LaneState, top: int, **values: Any) -> None:
+    """Make a lane one that gives bounds only: no more than its own `top` ids."""
+    rows = lane.rows
+    for name in ("kl", "kl_low"):
+        rows.column(name)[:] *= np.float32(0.7)
+    rows.column("kl_low")[:] = rows.column("kl")
+    rows.column("tv_high")[:] = np.minimum(1, rows.column("tv") * 1.4 + 0.01)
+    missing = np.flatnonzero(rows.column("rank") > 1)[::2]  # the reference's first choice is not among them
+    rows.column("rank")[missing] = top + 1
+    rows.column("top_ids")[missing, 2:] = -1  # fewer ids than columns
+    rows.column("top_logprobs")[missing, 2:] = -np.inf
+    engine = str(lane.record.configuration["engine"])
+    manifest = {**effective(engine), "logits": f"top-{top}", **values}
+    name = f"engine {engine} · kv fp8"
+    lane.record = replace(lane.record, name=name, estimator="bounded", manifest=manifest)

@@ -12,9 +12,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.ui.harness import SMALL, WIDE, opened, press, rows_of, settle, text_of
-from tests.ui.states import FakeRunner, grow, make_state, rewind, set_status
+from tests.ui.states import FakeRunner, engine_state, grow, make_state, rewind, set_status
 from workbench.errors import SavedSessionError
 from workbench.store.state import Columns
+from workbench.ui.marks import near_floor
 from workbench.ui.widgets.inspector import Inspector
 from workbench.ui.widgets.notices import wrapped
 
@@ -41,6 +42,12 @@ def hostile_state():
     state.title = "\x1b[2J[red]title\u202e"
     set_status(state.lanes[0], "done", manifest={"model_name": "\x1b]0;x\x07model"})
     state.damage = ["lost \x1b[31mchunk"]
+    evil = "\x1b[2J[red]evil\u202e\n\x9b31m"
+    manifest = {
+        "engine": evil, "version": evil, "attn": evil, "notes": [evil], "differs": evil, "runs": evil, "logits": evil,
+        "build": evil, "kv": {"scheme": evil}, "argv": [evil],
+    }  # fmt: skip
+    state.lanes[1].record = replace(state.lanes[1].record, manifest=manifest, stats={"no_effect": evil})
     set_status(state.lanes[1], "failed", reason="\x1b[2J[red]reason\nlog \x1b[0m line\u202e", name="\x1b[1mname")
     return state
 
@@ -106,24 +113,117 @@ async def test_compact_screens_have_two_lines_of_figures_and_two_of_inspection()
 
 async def test_gauges_show_the_lanes_figures():
     state = make_state()
-    async with opened(state=state) as (app, _):
+    async with opened(state=state) as (app, pilot):
         gauges = text_of(app, "gauges")
         for view in app.lanes.board.views[1:]:
             assert f"{view.measures.kl_mean:.4f}" in gauges
             assert f"{100 * view.measures.flip_rate:.2f}%" in gauges
         assert "63.4/s" in gauges
         assert gauges.count("≈ floor") == 1
-        assert gauges.count("acc —") == 4
+        await press(pilot, "z")
+        assert "no drafter" in text_of(app, "gauges")
 
 
 async def test_a_figure_that_does_not_fit_goes_with_its_label():
     state = make_state()
     for lane in state.lanes:
-        set_status(lane, "done", stats={"prefill_tokens": 123_456, "prefill_seconds": 1.0})
-    async with opened(state=state) as (app, _):
+        decode = {"acceptance": {"source": "average", "pooled": 2.25}}
+        stats = {"prefill_tokens": 123_456, "prefill_seconds": 1.0, "decode": decode}
+        set_status(lane, "done", stats=stats)
+    async with opened(state=state) as (app, pilot):
         speeds = rows_of(app, "gauges")[4]
-        assert "123,456/s" in speeds
-        assert speeds.count("acc") == speeds.count(" — ")
+        assert speeds.count("acc 2.25") == 4  # a drafting lane's acceptance goes before its prefill
+        assert speeds.count("prefill") == speeds.count("123,456/s")
+        await press(pilot, "z")
+        assert "prefill 123,456/s" in text_of(app, "gauges") and "acc 2.25 average" in text_of(app, "gauges")
+
+
+async def test_a_cached_reference_s_speeds_are_said_to_be_of_then_and_the_free_tokens_are_counted_apart():
+    state = make_state()
+    set_status(state.lanes[0], "done", stats={**state.lanes[0].record.stats, "reused": True})
+    async with opened(state=state) as (app, _):
+        assert "cached, earlier speeds" in text_of(app, "gauges")
+        assert f"{len(state.stream['ids']):,} tok + 128 free" in text_of(app, "header")
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL, (120, 34), (60, 20)])
+async def test_lanes_of_every_engine_are_drawn_exactly(size):
+    async with opened(size, state=engine_state(turns=4)) as (app, pilot):
+        for keys in (("2",), ("4",), ("7",), ("z",), ("m",)):
+            await press(pilot, *keys)
+            assert {cell_len(row) for row in rows_of(app)} == {size[0]}
+
+
+async def test_a_bounded_lane_says_at_least_everywhere():
+    state = engine_state()
+    async with opened(state=state) as (app, pilot):
+        await press(pilot, "2", "right_square_bracket")
+        view, gauges = app.lanes.board.active, text_of(app, "gauges")
+        low, high = view.measures.tv
+        assert f"≥{view.measures.kl_mean:.4f}" in gauges and "· bounded" in gauges
+        assert f"TV {low:.3f}–{high:.3f}".replace("0.", ".") in gauges
+        assert "plain ≥0" in text_of(app, "legend") and "its own top 256 only" in text_of(app, "legend")
+        rows, index = state.lanes[1].rows, app.lanes.board.transport.cursor - 1
+        assert f"KL ≥{rows.column('kl')[index]:.4f} TV ." in text_of(app, "inspector")
+        missing = np.flatnonzero((rows.column("rank") == 257) & state.stream["generated"][1:].astype(bool))[0] + 1
+        app.lanes.goto(int(missing))
+        await settle(pilot)
+        assert "rank >256" in text_of(app, "inspector")
+        assert "-1" not in text_of(app, "inspector")
+        await press(pilot, "3")
+        assert "plain <.02" in text_of(app, "legend") and "≥0" not in text_of(app, "legend")
+    async with opened(SMALL, state=state) as (app, pilot):
+        await press(pilot, "2", "right_square_bracket")
+        assert "KL ≥0.00" in text_of(app, "gauges") and " TV ." in text_of(app, "gauges")
+        assert "plain≥0" in text_of(app, "legend")
+        assert "KL ≥0." in text_of(app, "inspector") and " TV ." in text_of(app, "inspector")
+
+
+async def test_a_bounded_lane_is_never_at_the_floor_and_neither_is_an_invalid_one():
+    state = engine_state()
+    state.floor = {"value": 10.0, "rows": []}
+    async with opened((240, 45), state=state) as (app, pilot):
+        await press(pilot, "2")
+        board = app.lanes.board
+        assert [near_floor(view, board) for view in board.views] == [False, False, True, False, True, True, False]
+        assert "≈ floor" in text_of(app, "gauges")
+
+
+async def test_marks_stand_in_the_gauges_and_their_reasons_at_the_foot():
+    async with opened(state=engine_state()) as (app, pilot):
+        await press(pilot, "7")
+        gauges, tokens = text_of(app, "gauges"), text_of(app, "tokens")
+        assert "! invalid: attn: asked for" in gauges and " !" in rows_of(app, "gauges")[2]
+        assert "done · no effect" in gauges and "done · severe" in gauges and "two runs" in gauges
+        assert "acc 3.50" in gauges
+        assert "bit-identical to the reference" in tokens
+        assert "runs it again" in tokens and "its figures say nothing about" in tokens
+        strips = [app.lanes.query_one("#gauges").render_line(y) for y in range(4)]
+        error = app.desk.ink.error.color
+        marked = {s.text.strip() for strip in strips for s in strip if s.style and s.style.color == error}
+        view = app.lanes.board.views[3]
+        assert {"!", f"{view.measures.kl_mean:.4f} !"} == marked
+
+
+async def test_a_lane_that_ended_worse_than_uniform_is_shown_as_invalid():
+    state = make_state()
+    set_status(state.lanes[0], "done", manifest={"vocabulary": 64})
+    state.lanes[1].rows.column("logprob")[:] = -9
+    async with opened(state=state) as (app, _):
+        assert "! invalid: the lane's mean NLL" in text_of(app, "gauges")
+        assert "worse than uniform" in text_of(app, "tokens")
+
+
+async def test_an_interrupted_lane_stands_still_and_says_so():
+    state = make_state()
+    rewind(state.lanes[2], 800)
+    rewind(state.lanes[3], 0)
+    for lane in state.lanes[2:]:
+        set_status(lane, "interrupted", reason="the run ended before the lane did")
+    async with opened(state=state) as (app, _):
+        assert text_of(app, "gauges").count("■ interrupted") == 2
+        assert "interrupted, nothing measured" in text_of(app, "tokens")
+        assert not app.lanes._timer._active.is_set()
 
 
 async def test_a_lane_that_is_scored_and_writes_its_sample_says_so():
@@ -293,7 +393,7 @@ async def test_excluded_positions_are_struck_through_and_said():
 async def test_hostile_text_reaches_the_terminal_neither_as_escapes_nor_as_markup():
     for size in (WIDE, SMALL):
         async with opened(size, state=hostile_state()) as (app, pilot):
-            for keys in ((), ("2",), ("end",), ("4", "z"), ("question_mark",)):
+            for keys in ((), ("2",), ("end",), ("4", "z"), ("2", "m"), ("escape", "question_mark")):
                 await press(pilot, *keys)
                 rows = rows_of(app)
                 text = "\n".join(rows)

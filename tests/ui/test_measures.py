@@ -18,6 +18,8 @@ def test_figures_are_those_of_the_written_valid_positions():
     assert measures.n == used.sum()
     assert np.isclose(measures.kl_mean, kl.mean(dtype=np.float64))
     assert measures.flip_rate == flips.mean()
+    assert np.isclose(measures.nll, -lane.rows.column("logprob")[used].mean(dtype=np.float64))
+    assert np.allclose(measures.tv, [lane.rows.column(name)[used].mean() for name in ("tv", "tv_high")])
     assert measures.curve(1024)[2].sum() == flips.sum() == (measures.codes & FLIP).astype(bool).sum()
     assert (measures.codes[6:10] & 7).tolist() == [EXCLUDED] * 4
 

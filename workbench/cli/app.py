@@ -15,7 +15,7 @@ from workbench.errors import ConfigurationError
 from workbench.run.live import LiveRunner
 from workbench.run.prepare import Ask
 from workbench.session.text import one_line
-from workbench.store.playback import load_state
+from workbench.store.playback import read_state
 from workbench.store.saved import SavedSession
 from workbench.store.state import SessionState
 from workbench.ui.app import WorkbenchApp
@@ -53,7 +53,7 @@ def open_file(path: Path) -> int:
             raise ConfigurationError(
                 "the app needs a terminal", where=str(path), next="Without one: replay --text, compare, export."
             )
-        _app(state=load_state(saved), playing=True).run()
+        _app(state=read_state(saved), playing=True).run()
     return 0
 
 

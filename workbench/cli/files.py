@@ -14,7 +14,7 @@ from workbench.report import table
 from workbench.report.compare import compare as comparison_of
 from workbench.session.text import one_line
 from workbench.store.exporters import write_csv, write_jsonl
-from workbench.store.playback import load_state
+from workbench.store.playback import read_state
 from workbench.store.saved import SavedSession
 from workbench.store.state import SessionState
 
@@ -42,7 +42,10 @@ def compare(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(comparisons[0] if len(comparisons) == 1 else comparisons, indent=1))
         return 0
-    shape = table.csv_text if options.csv else table.markdown if options.markdown else table.text
+    if options.csv:
+        print(table.csv_text(*comparisons), end="")
+        return 0
+    shape = table.markdown if options.markdown else table.text
     print("\n".join(shape(comparison) for comparison in comparisons), end="")
     return 0
 
@@ -63,7 +66,7 @@ def export(options: argparse.Namespace) -> int:
 @contextmanager
 def _opened(name: str) -> Iterator[SessionState]:
     with SavedSession.open(Path(name)) as saved:
-        state = load_state(saved)  # a damaged row is found when it is read
+        state = read_state(saved)  # a damaged row is found when it is read
         for line in saved.damage:
             print(one_line(f"workbench: {name}: {line}"), file=sys.stderr)
         yield state

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.metrics import depth, stats
+from workbench.metrics.divergence import BOUNDED, HEAD_AND_SAMPLES
 from workbench.protocol.wire import Arrays
 from workbench.session.regions import ROLE_NAMES
 
@@ -20,7 +21,38 @@ MAX_EXCLUDED = 1e-3
 AT_FLOOR = 2.0
 """A mean KL up to this many times the floor is not told apart from it."""
 
+SEVERE = 1.0
+"""Nats. A mean KL above it is shown as severe: another model in all but name; its numbers stay valid."""
+
 Mask = NDArray[np.bool_]
+
+
+def at_floor(mean: float | None, floor: float | None, *, bounded: bool = False) -> bool | None:
+    """Whether a mean KL is not told apart from the noise floor; None where that cannot be said.
+
+    Of a bounded lane `mean` is the lower bound's: it can lie clear of the floor, but never be at it.
+    """
+    if mean is None or floor is None:
+        return None
+    near = mean <= AT_FLOOR * floor
+    return None if near and bounded else near
+
+
+def is_severe(mean: float | None, *, bounded: bool = False) -> bool | None:
+    """Whether a mean KL is above SEVERE; None where that cannot be said (a lower bound below it says nothing)."""
+    if mean is None:
+        return None
+    return True if mean > SEVERE else None if bounded else False
+
+
+def worse_than_uniform(nll: float | None, vocabulary: int | None, side: str = "lane") -> str | None:
+    """What is wrong with a mean NLL (nats) above ln of the vocabulary's size, or None."""
+    if not vocabulary or nll is None or nll <= math.log(vocabulary):
+        return None
+    return (
+        f"the {side}'s mean NLL of {nll:.2f} is worse than uniform ({math.log(vocabulary):.2f}):"
+        " targets and rows are off by one"
+    )
 
 
 def lane_summary(  # noqa: PLR0913
@@ -36,6 +68,7 @@ def lane_summary(  # noqa: PLR0913
     trace_logprob: NDArray[np.float32] | None = None,
     vocabulary: int | None = None,
     first: int = 1,
+    estimator: str = HEAD_AND_SAMPLES,
 ) -> dict[str, Any]:
     """The part of a lane's `compare --json` entry that its rows give, and a few keys more.
 
@@ -44,8 +77,12 @@ def lane_summary(  # noqa: PLR0913
     and `clusters` are indexed by position. Without `clusters` errors are clustered by turn. The headline is over
     generated positions; `by_role` over all. A mean NLL worse than uniform over `vocabulary` ids means that targets and
     rows are shifted against each other: the lane is then not valid, and `problem` says so.
+
+    Of the estimator `bounded` nothing stands under a name that it is not: `kl` holds only the lower bound's mean and
+    99th percentile (each a lower bound of KL's own), `tv` the interval's two mean ends, `tv_mean` nothing.
     """
     n = len(rows["kl"])
+    bounded = estimator == BOUNDED
     here = slice(first, first + n)
     valid = rows["valid"] == 1
     generated = stream["generated"][here] == 1
@@ -68,29 +105,33 @@ def lane_summary(  # noqa: PLR0913
                 "mean": mean and mean.mean,
                 "se": mean and mean.se,
                 **stats.quantiles(rows["kl"][head]),
-                "lower_bound_mean": _mean(rows["kl_low"], head),
                 "top1pct_share": stats.top_share(rows["kl"][head]),
+                **(dict.fromkeys(_OF_KL) if bounded else {}),
+                "lower_bound_mean": _mean(rows["kl_low"], head),
+                "lower_bound_p99": stats.quantiles(rows["kl_low"][head])["p99"],
             },
-            "tv_mean": _mean(rows["tv"], head),
+            "severe": is_severe(mean and mean.mean, bounded=bounded),
+            "tv_mean": None if bounded else _mean(rows["tv"], head),
+            "tv": {"low": _mean(rows["tv"], head), "high": _mean(rows["tv_high"], head)},
             "flips": int(flips[head].sum()),
             "flip_rate": flip_rate and flip_rate.rate,
             "flip_rate_low": flip_rate and flip_rate.low,
             "flip_rate_high": flip_rate and flip_rate.high,
             "flips_beyond_floor": None if tau is None else int((flips & (trace_margin > tau))[head].sum()),
-            "at_floor": None if floor is None or mean is None else mean.mean <= AT_FLOOR * floor,
+            "at_floor": at_floor(mean and mean.mean, floor, bounded=bounded),
             "ties": int((rows["ties"] > 0)[head].sum()),
             **likelihood,
             "turns": len(np.unique(stream["turn"][here][head])),
             "interval": {
-                "kl": f"{mean.method} by {cluster_name}" if mean else None,
+                "kl": f"{mean.method} by {cluster_name}" if mean and not bounded else None,
                 "flips": f"{flip_rate.method} by {cluster_name}" if flip_rate else None,
                 "clusters": mean.clusters if mean else 0,
             },
             "by_depth": [
-                {"from": start, "to": stop, **_part(rows, trace_entropy, labels, index)}
+                {"from": start, "to": stop, **_part(rows, trace_entropy, labels, index, bounded)}
                 for start, stop, index in _depth_bins(head, first)
             ],
-            "by_role": _by_role(rows, trace_entropy, labels, stream["role"][here]),
+            "by_role": _by_role(rows, trace_entropy, labels, stream["role"][here], bounded),
         }
     )
 
@@ -160,17 +201,24 @@ def _margin_change(item: FloorRow) -> NDArray[np.float64]:
     return np.abs(values[0] - values[1] - item.margin.astype(np.float64))
 
 
+_OF_KL: tuple[str, ...] = ("mean", "se", "median", "p90", "p99", "p999", "max", "top1pct_share")
+"""What a lane with nothing but bounds cannot say of its KL."""
+
+
 def _part(
-    rows: Arrays, entropy: NDArray[np.float32], labels: NDArray[np.integer], index: NDArray[np.intp]
+    rows: Arrays, entropy: NDArray[np.float32], labels: NDArray[np.integer], index: NDArray[np.intp], bounded: bool
 ) -> dict[str, Any]:
     """Means over the rows at `index`; the error is None with too few clusters."""
-    mean = stats.clustered_mean(rows["kl"][index], labels[index])
+    mean = None if bounded else stats.clustered_mean(rows["kl"][index], labels[index])
     return {
         "n": len(index),
         "kl_mean": mean and mean.mean,
         "kl_se": mean and mean.se,
-        "kl_p99": stats.quantiles(rows["kl"][index])["p99"],
-        "tv_mean": _mean(rows["tv"], index),
+        "kl_p99": None if bounded else stats.quantiles(rows["kl"][index])["p99"],
+        "kl_low_mean": _mean(rows["kl_low"], index),
+        "tv_mean": None if bounded else _mean(rows["tv"], index),
+        "tv_low": _mean(rows["tv"], index),
+        "tv_high": _mean(rows["tv_high"], index),
         "flips": int((rows["rank"][index] > 1).sum()),
         "flip_rate": _mean(rows["rank"] > 1, index),
         "entropy_mean": _mean(entropy, index),
@@ -178,13 +226,13 @@ def _part(
 
 
 def _by_role(
-    rows: Arrays, entropy: NDArray[np.float32], labels: NDArray[np.integer], roles: NDArray[np.uint8]
+    rows: Arrays, entropy: NDArray[np.float32], labels: NDArray[np.integer], roles: NDArray[np.uint8], bounded: bool
 ) -> dict[str, Any]:
     valid = rows["valid"] == 1
     out: dict[str, Any] = {}
     for role in np.unique(roles).tolist():
         mine = roles == role
-        part = _part(rows, entropy, labels, np.flatnonzero(mine & valid))
+        part = _part(rows, entropy, labels, np.flatnonzero(mine & valid), bounded)
         out[ROLE_NAMES[role]] = {**part, "excluded": int((mine & ~valid).sum())}
     return out
 
@@ -195,12 +243,15 @@ def _depth_bins(head: Mask, first: int) -> list[tuple[int, int, NDArray[np.intp]
 
 
 def _likelihood(rows: Arrays, trace_logprob: NDArray[np.float32] | None, head: Mask) -> dict[str, float | None]:
-    """Mean NLL of both sides, their perplexity ratio, and Δp = q(t) − p(t) of the recorded tokens: mean and RMS."""
+    """Mean NLL of both sides, their perplexity ratio, and Δp = q(t) − p(t) of the recorded tokens: mean and RMS.
+
+    All None where an engine did not give the log-probability of every recorded token: the likely ones alone flatter.
+    """
     keys = ("nll", "ref_nll", "perplexity_ratio", "delta_p_mean", "delta_p_rms")
     out: dict[str, float | None] = dict.fromkeys(keys)
-    if not head.any():
-        return out
     lane = rows["logprob"][head].astype(np.float64)
+    if not len(lane) or np.isnan(lane).any():
+        return out
     out["nll"] = -float(lane.mean())
     if trace_logprob is not None:
         reference = trace_logprob[head].astype(np.float64)
@@ -218,14 +269,8 @@ def _problem(valid: Mask, generated: Mask, likelihood: dict[str, float | None], 
         lost, total = int((chosen & ~valid).sum()), int(chosen.sum())
         if lost > MAX_EXCLUDED * total:
             return f"{lost} of {total} {where} positions are excluded, more than {MAX_EXCLUDED:.1%}"
-    for side, key in (("lane", "nll"), ("reference", "ref_nll")):
-        nll = likelihood[key]
-        if vocabulary and nll is not None and nll > math.log(vocabulary):
-            return (
-                f"the {side}'s mean NLL of {nll:.2f} is worse than uniform ({math.log(vocabulary):.2f}):"
-                " targets and rows are off by one"
-            )
-    return None
+    lane, reference = likelihood["nll"], likelihood["ref_nll"]
+    return worse_than_uniform(lane, vocabulary) or worse_than_uniform(reference, vocabulary, "reference")
 
 
 def _mean(values: NDArray[Any], chosen: NDArray[Any]) -> float | None:

@@ -1,6 +1,7 @@
 """The comparison of a saved session's lanes as one JSON object: what `compare --json` and `run --json` print.
 
-Absent values are null. Every lane carries its manifest; forced and free lanes are never mixed in one number.
+Absent values are null. Every lane carries its manifest; forced and free lanes are never mixed in one number. Of a lane
+whose estimator is `bounded` only `kl.lower_bound_mean` and `lower_bound_p99`, `tv` and the flips are given.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ from workbench.config.lane import from_json
 from workbench.metrics.speed import tokens_per_second
 from workbench.metrics.summary import lane_summary
 from workbench.protocol.columns import ROWS
-from workbench.store.state import LaneState, SessionState
+from workbench.store.effective import (
+    acceptance,
+    engine_words,
+    sentences,
+    settings,
+    without_effect,
+)
+from workbench.store.state import LaneRecord, LaneState, SessionState
 from workbench.store.trace import margins
 
 _FROM_ROWS: tuple[str, ...] = (
-    "valid", "n", "excluded", "kl", "tv_mean", "flips", "flip_rate", "flips_beyond_floor", "at_floor", "by_depth",
-    "by_role",
+    "valid", "n", "excluded", "kl", "severe", "tv_mean", "tv", "flips", "flip_rate", "flips_beyond_floor", "at_floor",
+    "by_depth", "by_role",
 )  # fmt: skip
+_ACCEPTANCE: tuple[str, ...] = ("pooled", "per_request", "by_slot", "source")
 
 
 def compare(state: SessionState) -> dict[str, Any]:
@@ -31,6 +40,7 @@ def compare(state: SessionState) -> dict[str, Any]:
             "configuration": from_json(reference.record.configuration).to_line(),
             "status": reference.record.status,
             "reason": reference.record.reason or None,
+            "ran": ran(reference.record),
             **_speeds(reference),
         }
     return {
@@ -46,18 +56,29 @@ def lane_object(state: SessionState, lane: LaneState) -> dict[str, Any]:
     """One entry of `lanes`; a lane without rows has null measurements."""
     record = lane.record
     summary = summarize(state, lane)
+    problem: str | None = summary.get("problem")
+    status = "invalid" if problem and record.status == "done" else record.status
+    if status == "invalid":  # its figures stay, but say nothing about quality
+        summary |= {"valid": False, "at_floor": None, "severe": None}
+    accepted = acceptance(record.stats)
     return {
         "name": record.name,
         "configuration": from_json(record.configuration).to_line(),
         "mode": record.mode,
         "path": record.path,
         "estimator": record.estimator,
-        "status": record.status,
-        "reason": record.reason or summary.get("problem"),
+        "logits": record.manifest.get("logits"),
+        "status": status,
+        "reason": record.reason or problem,
         **{key: summary.get(key) for key in _FROM_ROWS},
         **_speeds(lane),
-        "acceptance": {"pooled": None, "per_request": None, "by_slot": None},
+        "acceptance": {key: accepted.get(key) for key in _ACCEPTANCE},
         "tool_verdicts": None,
+        "no_effect": record.stats.get("no_effect") or None,
+        "no_effect_reason": without_effect(record, [other.record for other in state.lanes]) or None,
+        "differs": sentences(record.manifest, "differs"),
+        "runs": record.manifest.get("runs"),
+        "ran": ran(record),
         **{key: value for key, value in summary.items() if key not in _FROM_ROWS},
         "manifest": record.manifest,
     }
@@ -84,7 +105,18 @@ def summarize(state: SessionState, lane: LaneState) -> dict[str, Any]:
         trace_logprob=reference.rows.column("logprob")[start : start + n],
         vocabulary=reference.record.manifest.get("vocabulary"),
         first=lane.rows.first,
+        estimator=lane.record.estimator,
     )
+
+
+def ran(record: LaneRecord) -> dict[str, str]:
+    """The engine and its settings in words: what ran, or `asked → ran` where that is another word; `?` where an engine
+    cannot read a setting back, nothing where it has not started."""
+    found = settings(record.configuration, record.manifest)
+    return {
+        "engine": engine_words(record.manifest, record.configuration),
+        **{name: setting.text if setting.ran else "" for name, setting in found.items()},
+    }
 
 
 def _first_token(stats: dict[str, Any], decode: dict[str, Any]) -> float | None:

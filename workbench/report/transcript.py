@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.session.regions import Role
 from workbench.session.text import harmless, one_line, pieces, plain
+from workbench.store.effective import bounded, without_effect
 from workbench.store.state import LaneState, SessionState
 
 CONTEXT_ROLES = (Role.SYSTEM, Role.USER, Role.TOOL_RESULT)
@@ -20,6 +21,7 @@ def transcript(state: SessionState) -> Iterator[str]:
     ids, message, generated = stream["ids"], stream["message"], stream["generated"]
     lanes = [lane for lane in state.lanes if lane.record.kind == "lane" and len(lane.rows)]
     yield one_line(f"{state.title} · {len(ids):,} tokens · {state.path}")
+    yield from _marks(state)
     if not len(ids):
         return
     starts = np.flatnonzero(np.diff(message, prepend=message[0] - 1))
@@ -39,6 +41,20 @@ def transcript(state: SessionState) -> Iterator[str]:
             yield from _flips(state, lane, start, stop)
 
 
+def _marks(state: SessionState) -> Iterator[str]:
+    """What keeps a lane's figures from being read as they stand, a line each."""
+    records = [lane.record for lane in state.shown]
+    for lane in state.shown:
+        record = lane.record
+        said: list[str] = []
+        if record.status != "done":
+            said.append(f"{record.status}: {record.reason.partition(chr(10))[0]}".removesuffix(": "))
+        if bounded(record):
+            said.append("bounded: KL is at least what stands here")
+        said += filter(None, [without_effect(record, records)])
+        yield from (one_line(f"! {record.name}: {text}") for text in said)
+
+
 def _flips(state: SessionState, lane: LaneState, start: int, stop: int) -> Iterator[str]:
     reference = state.reference
     if reference is None:
@@ -52,7 +68,9 @@ def _flips(state: SessionState, lane: LaneState, start: int, stop: int) -> Itera
         theirs = _quoted(state, int(reference.rows.column("top_ids")[row, 0]))
         mine = _quoted(state, int(lane.rows.column("top_ids")[row, 0]))
         kl = float(lane.rows.column("kl")[row])
-        yield f"   ◆ {one_line(lane.record.name)} at {row + lane.rows.first:,}: {theirs} → {mine}  KL {kl:.3f}"
+        least = "≥" if bounded(lane.record) else ""
+        name = one_line(lane.record.name)
+        yield f"   ◆ {name} at {row + lane.rows.first:,}: {theirs} → {mine}  KL {least}{kl:.3f}"
 
 
 def _quoted(state: SessionState, identity: int) -> str:

@@ -1,6 +1,7 @@
 """Per-position rows as CSV or JSON lines, one position at a time; absent and non-finite values are empty or null.
 
 Token text comes as a JSON string, quotes included: no control character, and no spreadsheet takes it for a formula.
+`estimator` says what `kl` and `tv` are: of a `bounded` lane the lower bounds, of the reference nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCK_ROWS = 4096
 MEASURES = ("kl", "kl_low", "tv", "tv_high", "rank", "logprob", "ties", "valid", "seconds")
 FIELDS = (
     "lane", "name", "position", "id", "token", "role", "generated", "turn", *MEASURES, "top_id", "top_logprob",
-    "reference_logprob", "reference_entropy",
+    "reference_logprob", "reference_entropy", "estimator",
 )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def _block(state: SessionState, lane: LaneState, first: int) -> Iterator[dict[st
             top_ids[offset],
             top_logprobs[offset],
             *(column[offset] for column in reference),
+            None if lane.record.kind == "reference" else lane.record.estimator,
         ]
         yield {name: _plain(value) for name, value in zip(FIELDS, values, strict=True)}
 

@@ -26,6 +26,24 @@ class WriterLock:
         os.close(self._handle)
 
 
+def held(path: Path) -> bool:
+    """Whether a file is being written now. What a killed writer left behind does not count."""
+    try:
+        handle = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a writer has the lock's file there for as long as it writes
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # where nothing can be locked, nothing is being written
+        return False
+    else:
+        return False
+    finally:
+        os.close(handle)
+
+
 def _acquire(lock: Path, path: Path) -> int:
     while True:
         try:

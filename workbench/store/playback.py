@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from workbench.protocol.columns import KINDS
 from workbench.protocol.wire import Arrays
 from workbench.store.columns import absent
+from workbench.store.lock import held
 from workbench.store.saved import SavedSession
 from workbench.store.state import Columns, LaneRecord, LaneState, SessionState
 from workbench.store.trace import read_trace, rows_of_trace
@@ -31,6 +34,17 @@ def load_state(saved: SavedSession) -> SessionState:
         floor=saved.facts.get("floor"),
         damage=saved.damage,
     )
+
+
+def read_state(saved: SavedSession) -> SessionState:
+    """`load_state` for a reader: where nobody is writing the file, what stands as queued or running is interrupted."""
+    state = load_state(saved)
+    if not held(saved.path):
+        for lane in state.lanes:
+            if lane.record.status in ("queued", "running"):
+                reason = lane.record.reason or "the run ended before the lane did"
+                lane.record = replace(lane.record, status="interrupted", reason=reason)
+    return state
 
 
 def load_lane(saved: SavedSession, record: LaneRecord) -> LaneState:

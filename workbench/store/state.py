@@ -17,7 +17,8 @@ from workbench.protocol.columns import KINDS
 from workbench.protocol.wire import Arrays
 
 LaneKind = Literal["reference", "lane", "floor"]
-Status = Literal["queued", "running", "done", "failed", "invalid", "cancelled"]
+Status = Literal["queued", "running", "done", "failed", "invalid", "cancelled", "interrupted"]
+"""`interrupted` is never stored: so stands a lane that was queued or running when its file's writer ended."""
 
 
 class Columns:

@@ -59,6 +59,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("close-lane", "x", "close_lane", "Stop the active lane, or hide it when it is over", "Lanes"),
     Action("show-lanes", "X", "show_lanes", "Show hidden lanes again", "Lanes"),
     Action("inspect", "i", "inspect", "Inspector on or off", "Lanes", footer="inspect"),
+    Action("manifest", "m", "manifest", "What was asked for, and what ran", "Lanes", footer="what ran"),
     Action("theme", "t", "theme", "Choose a theme", "Application", "app"),
     Action("palette", "ctrl+p,colon", "palette", "All commands", "Application", "app", footer="commands"),
     Action("help", "question_mark,f1", "help", "This help", "Application", "app", footer="help"),
@@ -93,7 +94,7 @@ ACTIONS: tuple[Action, ...] = (
 
 FOOTER: tuple[tuple[str, ...], ...] = (
     ("play",), ("step-back", "step-on"), ("flip-prev", "flip-next"), ("turn-prev", "turn-next"), ("follow",), ("zoom",),
-    ("config",), ("inspect",), ("seek",),
+    ("config",), ("inspect",), ("manifest",), ("seek",),
 )  # fmt: skip
 FOOTER_END: tuple[tuple[str, ...], ...] = (("palette",), ("help",), ("quit",))
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.metrics.summary import is_severe
+from workbench.store.effective import bounded
 from workbench.store.state import LaneState
 from workbench.ui.pieces import ASSISTANT, SYSTEM
 
@@ -84,6 +86,8 @@ class Measures:
         self.codes = self.shared.base_codes.copy()
         self.n = self.flips = self.excluded = 0
         self.kl_sum = 0.0
+        self._nll_sum = 0.0
+        self._tv_sums = [0.0, 0.0]
         self.bin_n = np.zeros(BINS, np.int64)
         self.bin_kl = np.zeros(BINS)
         self.bin_max = np.zeros(BINS, np.float32)
@@ -103,6 +107,26 @@ class Measures:
     @property
     def kl_mean(self) -> float | None:
         return self.kl_sum / self.n if self.n and not self.is_reference else None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every KL of the lane is a lower bound only."""
+        return bounded(self.lane.record)
+
+    @property
+    def tv(self) -> tuple[float, float] | None:
+        """The mean ends of the interval that total variation lies in; equal where it is measured."""
+        return (self._tv_sums[0] / self.n, self._tv_sums[1] / self.n) if self.n and not self.is_reference else None
+
+    @property
+    def severe(self) -> bool:
+        """Whether the mean KL, or of a bounded lane its lower bound, is above what `metrics.summary.SEVERE` allows."""
+        return bool(is_severe(self.kl_mean, bounded=self.bounded))
+
+    @property
+    def nll(self) -> float | None:
+        """Mean NLL of the written tokens, nats; None where an engine did not give all of them."""
+        return self._nll_sum / self.n if self.n and not self.is_reference and not np.isnan(self._nll_sum) else None
 
     @property
     def flip_rate(self) -> float | None:
@@ -152,6 +176,9 @@ class Measures:
         self.n += len(kl_used)
         self.flips += int(flip_used.sum())
         self.kl_sum += float(kl_used.sum())
+        self._nll_sum -= float(rows.column("logprob")[start:stop][used].sum(dtype=np.float64))
+        for end, name in enumerate(("tv", "tv_high")):
+            self._tv_sums[end] += float(rows.column(name)[start:stop][used].sum(dtype=np.float64))
         bins = shared.bin_of[first:last][used]
         self.bin_n += np.bincount(bins, minlength=BINS)
         self.bin_kl += np.bincount(bins, kl_used, minlength=BINS)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.segment import Segment
-from textual.app import ComposeResult
-from textual.containers import VerticalScroll
 from textual.geometry import Size
 
-from workbench.ui.actions import ACTIONS, bindings, keys_of, rebound
+from workbench.ui.actions import ACTIONS, keys_of, rebound
 from workbench.ui.board import Desk
 from workbench.ui.measures import KL_LEVELS, LEVEL_NAMES
-from workbench.ui.screens.dialog import DialogScreen
+from workbench.ui.screens.dialog import ScrolledDialog
 from workbench.ui.widgets.lines import Lines, Row, app_of
 from workbench.ui.widgets.notices import wrapped
 from workbench.ui.widgets.tokens import GLYPHS
@@ -27,6 +25,13 @@ ABOUT = (
     "underlined, and figures leave it out. Means and flip rates are over written tokens; @ names the deepest bin "
     "measured. ≈ floor: within twice what the reference differs from itself. Struck through: excluded, not a finite "
     "divergence."
+)
+MARKS = (
+    "≥ bounded: the engine names its own best tokens only, so KL is at least what stands there, with no upper bound, "
+    "total variation (TV) lies in the interval, and a plain token may hide more. invalid: the engine did not do what "
+    "was asked; its figures say nothing about quality. no effect: bit-identical to another lane although a setting "
+    "differs. severe: mean KL above 1 nat, rightly measured. acc: tokens a verification step commits, the bonus token "
+    "included, counted in steps, in a histogram, or the engine's own average."
 )
 
 
@@ -56,7 +61,8 @@ class HelpBody(Lines):
         ink = self.desk.ink
         blank = Row(width, ink.text).segments()
         rows = [blank, self._levels(width), self._roles(width), blank]
-        rows += [Row(width, ink.text).add(text, ink.muted).segments() for text in wrapped(ABOUT, width)]
+        for part in (ABOUT, MARKS):
+            rows += [Row(width, ink.text).add(text, ink.muted).segments() for text in wrapped(part, width)]
         for note in self.notes:
             rows += [Row(width, ink.text).add(text, ink.warning).segments() for text in wrapped(f"! {note}", width)]
         rows.append(blank)
@@ -104,29 +110,11 @@ class HelpBody(Lines):
         return rows
 
 
-class HelpScreen(DialogScreen[None]):
-    """Scrolls where it does not fit. The key that opened it closes it, and so does the one that quits."""
+class HelpScreen(ScrolledDialog):
+    """The key that opened it closes it."""
 
-    BINDINGS = (
-        *bindings("dialog"),
-        rebound("help", "dismiss_dialog"),
-        rebound("quit", "dismiss_dialog"),
-        rebound("up", "scroll(-1)"),
-        rebound("down", "scroll(1)"),
-    )
+    BINDINGS = (*ScrolledDialog.BINDINGS, rebound("help", "dismiss_dialog"))
 
     def __init__(self, desk: Desk, chosen: Mapping[str, str], notes: list[str]) -> None:
-        super().__init__()
-        self.desk, self.chosen, self.notes = desk, chosen, notes
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog") as frame:
-            frame.border_title = "help"
-            frame.border_subtitle = "↑↓ scroll · esc close · the commands list names every id"
-            yield HelpBody(self.desk, self.chosen, self.notes)
-
-    def on_mount(self) -> None:
-        self.query_one(VerticalScroll).focus()
-
-    def action_scroll(self, rows: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=rows, animate=False)
+        words = "↑↓ scroll · esc close · the commands list names every id"
+        super().__init__(HelpBody(desk, chosen, notes), "help", words)

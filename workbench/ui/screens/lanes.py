@@ -280,6 +280,12 @@ class LanesScreen(CursorScreen, inherit_bindings=False):
         self.inspecting = not self.inspecting
         self.fit()
 
+    def action_manifest(self) -> None:
+        from workbench.ui.screens.manifest import ManifestScreen
+
+        if (active := self.board.active) is not None:
+            app_of(self).push_screen(ManifestScreen(self.desk, active))
+
     def action_config(self) -> None:
         from workbench.ui.screens.switcher import SwitcherScreen
 

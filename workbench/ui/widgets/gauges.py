@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from workbench.config.lane import from_json
-from workbench.errors import ConfigurationError
-from workbench.store.state import LaneRecord
 from workbench.ui.board import LaneView
+from workbench.ui.marks import acceptance_words, interval, marks_of, near_floor, short_configuration, status_of
 from workbench.ui.measures import BINS, KL_LEVELS, speeds
 from workbench.ui.widgets.lines import BLOCKS, Lines, Row, depth, figure, fill, grid, thousands
+
+Parts = list[tuple[str, Style]]
 
 HEIGHT, COMPACT_HEIGHT = 6, 3
 LABEL, VALUE = 9, 18  # columns where values and what follows them begin
@@ -25,23 +26,8 @@ STATUS_GLYPHS: dict[str, str] = {
     "failed": "✗",
     "invalid": "!",
     "cancelled": "■",
+    "interrupted": "■",
 }
-
-
-def short_configuration(record: LaneRecord) -> str:
-    """A lane's configuration in a few words: what a person switches, the engine only where it is not the usual one."""
-    try:
-        item = from_json(record.configuration)
-    except (ConfigurationError, TypeError):
-        return record.name
-    words = [item.weights, f"{item.kv} kv", item.attn]
-    if item.engine != "transformers":
-        words.insert(0, item.engine)
-    if item.path != "prefill":
-        words.append(item.path)
-    if item.draft != "none":
-        words.append(item.draft)
-    return " · ".join(words)
 
 
 def phase_of(view: LaneView) -> str:
@@ -110,11 +96,21 @@ class Gauges(Lines):
         ink = self.desk.ink
         glyph, words, style = self._words(view)
         row.add(f"{glyph} ", style).add(words, ink.text if view.lane.record.status == "running" else ink.muted)
+        for word, style in self._marks(view):
+            row.add(" · ", ink.muted).add(word, style)
         edge, total = view.measures.edge, view.measures.shared.count
         share = edge / total if total else 0.0
         if view.lane.record.status == "running" and share < 1:
             return self._progress(row, share, f" {100 * share:3.0f}% ")
         return row.right((f" {thousands(edge)} tok ", ink.muted)) if edge else row
+
+    def _marks(self, view: LaneView) -> list[tuple[str, Style]]:
+        """The words beside the status; an invalid lane says so in the status itself."""
+        ink, board = self.desk.ink, self.desk.board
+        marks = marks_of(view, board) if board is not None else []
+        quiet = ("bounded", "two runs")
+        styles = [ink.error if mark.grave else ink.muted if mark.word in quiet else ink.warning for mark in marks]
+        return [(mark.word, style) for mark, style in zip(marks, styles, strict=True) if mark.word != "invalid"]
 
     def _progress(self, row: Row, share: float, text: str) -> Row:
         ink = self.desk.ink
@@ -125,19 +121,26 @@ class Gauges(Lines):
         return row.right((" " + "━" * done, ink.accent), ("━" * (cells - done), ink.rule), (text, ink.text))
 
     def _words(self, view: LaneView) -> tuple[str, str, Style]:
-        ink, lane = self.desk.ink, view.lane
-        status = lane.record.status
-        style = {"running": ink.accent, "failed": ink.error, "invalid": ink.error, "cancelled": ink.warning}.get(
-            status, ink.muted
-        )
+        ink, lane, board = self.desk.ink, view.lane, self.desk.board
+        status, reason = status_of(view, board) if board is not None else (lane.record.status, lane.record.reason)
+        styles = {
+            "running": ink.accent, "failed": ink.error, "invalid": ink.error, "cancelled": ink.warning,
+            "interrupted": ink.warning,
+        }  # fmt: skip
+        style = styles.get(status, ink.muted)
         words: str = status
         if status == "running":
             words = phase_of(view)
         elif status == "done" and lane.record.stats.get("reused"):
-            words = "cached"
+            words = "cached, earlier speeds"
         elif status in ("failed", "invalid"):
-            words = f"{status}: {lane.record.reason.partition(chr(10))[0]}" if lane.record.reason else status
+            words = f"{status}: {reason.partition(chr(10))[0]}" if reason else status
         return STATUS_GLYPHS[status], words, style
+
+    def _unusable(self, view: LaneView) -> bool:
+        """Whether a lane's figures say nothing about quality: they are drawn without colour and crossed by a mark."""
+        board = self.desk.board
+        return board is not None and status_of(view, board)[0] == "invalid"
 
     def _label(self, row: Row, label: str) -> Row:
         return row.add(label, self.desk.ink.muted).to(LABEL)
@@ -157,16 +160,21 @@ class Gauges(Lines):
         mean = measures.kl_mean
         if mean is None:
             return row.add("—", ink.muted)
-        row.add(f"{mean:.4f}", self.desk.ink.levels[kl_step(mean)] + Style(underline=False)).to(VALUE)
+        unusable = self._unusable(view)
+        style = ink.error if unusable else self.desk.ink.levels[kl_step(mean)] + Style(underline=False)
+        row.add(f"{_least(view)}{mean:.4f}{' !' if unusable else ''}", style).to(VALUE)
         return self._sparkline(view, row, row.left - 1)
 
     def _sparkline(self, view: LaneView, row: Row, cells: int) -> Row:
         """Mean KL by depth, each slice on the same scale in every lane; dots where nothing is measured yet."""
         ink = self.desk.ink
         means, _, _ = view.measures.curve(min(cells, BINS))
+        unusable = self._unusable(view)
         for value in means.tolist():
             if math.isnan(value):
                 row.add("·", ink.rule)
+            elif unusable:
+                row.add(kl_block(value), ink.rule)
             else:
                 row.add(
                     kl_block(value), ink.levels[kl_step(value)] + Style(underline=False, bgcolor=ink.palette.background)
@@ -174,54 +182,87 @@ class Gauges(Lines):
         return row
 
     def _flips(self, view: LaneView, row: Row, active: bool) -> Row:
-        ink, measures = self.desk.ink, view.measures
+        ink, measures, board = self.desk.ink, view.measures, self.desk.board
         self._label(row, "flips")
         rate, deepest = measures.flip_rate, measures.deepest
         if rate is None:
-            row.add("—", ink.muted)
-        else:
-            row.add(f"{100 * rate:.2f}%", ink.text)
-            if deepest is not None:
-                row.to(VALUE).add(f"@{depth(deepest.start)}–{depth(deepest.stop)} ", ink.muted)
-                row.add(f"{100 * deepest.rate:.2f}%", ink.text)
-        return row.right((" ≈ floor ", ink.accent)) if self._at_floor(view) else row
-
-    def _at_floor(self, view: LaneView) -> bool:
-        board = self.desk.board
-        floor = board.state.floor.get("value") if board is not None and board.state.floor else None
-        mean = view.measures.kl_mean
-        return isinstance(floor, int | float) and mean is not None and mean <= 2 * floor
+            return row.add("—", ink.muted)
+        row.add(f"{100 * rate:.2f}%", ink.text).to(VALUE)
+        tv = measures.tv if measures.bounded else None
+        if tv is not None:
+            row.add("TV ", ink.muted).add(f"{interval(*tv)}  ", ink.text)
+        if deepest is not None and (tv is None or row.left > 24):
+            row.add(f"@{depth(deepest.start)}–{depth(deepest.stop)} ", ink.muted)
+            row.add(f"{100 * deepest.rate:.2f}%", ink.text)
+        return row.right((" ≈ floor ", ink.accent)) if board is not None and near_floor(view, board) else row
 
     def _speed(self, view: LaneView, row: Row, active: bool) -> Row:
         ink = self.desk.ink
         decode, prefill = speeds(view.lane)
-        self._label(row, "decode").add("—" if decode is None else f"{decode:.1f}/s", ink.text if decode else ink.muted)
-        row.to(VALUE).add("prefill ", ink.muted)
-        row.add("—" if prefill is None else f"{thousands(prefill)}/s", ink.text if prefill else ink.muted)
-        return row.right((f" {'accept' if row.width >= 44 else 'acc'} — ", ink.muted))
+        style = ink.muted if view.lane.record.stats.get("reused") else ink.text
+        self._label(row, "decode").add("—" if decode is None else f"{decode:.1f}/s", style if decode else ink.muted)
+        row.to(VALUE)
+        length, words = acceptance_words(view.lane.record)
+        fast = [] if prefill is None and length else [("prefill ", ink.muted), (_speed_of(prefill), style)]
+        short = [("pre ", ink.muted), (_speed_of(prefill), style)] if prefill is not None else []
+        value, source = (f" acc {length}", ink.text), (f" {words} ", ink.muted)
+        if not length:
+            return _spread(row, (fast, [source] if words else []), (fast, []))
+        return _spread(row, (fast, [value, source]), (fast, [value]), (short, [value]), ([], [value, source]))
 
     def _compact_title(self, view: LaneView, row: Row, active: bool) -> Row:
         ink = self.desk.ink
         record = view.lane.record
         glyph, _, style = self._words(view)
         name = ("ref " if record.kind == "reference" else "") + short_configuration(record)
-        row.add(f"{view.number} ", ink.active if active else ink.muted)
-        row.add(name, ink.active if active else ink.strong, limit=max(1, row.left - 6))
+        end = [(f" {word}", mark) for word, mark in self._marks(view) if word in ("severe", "no effect", "differs")]
         share = view.measures.edge / max(1, view.measures.shared.count)
         if record.status == "running":
-            return row.right((f" {100 * share:.0f}%", ink.text), (f" {glyph} ", style))
-        return row.right((f" {glyph} ", style))
+            end.append((f" {100 * share:.0f}%", ink.text))
+        end.append((f" {glyph} ", style))
+        row.add(f"{view.number} ", ink.active if active else ink.muted)
+        row.add(name, ink.active if active else ink.strong, limit=max(1, row.left - sum(len(text) for text, _ in end)))
+        return row.right(*end)
 
     def _compact_figures(self, view: LaneView, row: Row) -> Row:
-        ink, measures = self.desk.ink, view.measures
+        ink, measures, board = self.desk.ink, view.measures, self.desk.board
         decode, _ = speeds(view.lane)
         speed = "—" if decode is None else f"{decode:.0f}/s"
-        if view.lane.record.status in ("failed", "invalid"):
+        mean, rate, unusable = measures.kl_mean, measures.flip_rate, self._unusable(view)
+        if view.lane.record.status == "failed" or (unusable and mean is None):
             return row.add(self._words(view)[1], ink.error)
         if measures.is_reference:
-            return row.add(f"{thousands(measures.edge)} tok", ink.muted).add("  ", ink.muted).add(speed, ink.text)
-        mean, rate = measures.kl_mean, measures.flip_rate
-        row.add("KL ", ink.muted).add("—" if mean is None else f"{mean:.4f}", ink.text)
+            then = ink.muted if view.lane.record.stats.get("reused") else ink.text
+            return row.add(f"{thousands(measures.edge)} tok", ink.muted).add("  ", ink.muted).add(speed, then)
+        if unusable:
+            row.add("invalid ", ink.error)
+        row.add("KL ", ink.muted).add("—" if mean is None else f"{_least(view)}{mean:.4f}", ink.text)
         row.add(" flip ", ink.muted).add("—" if rate is None else f"{100 * rate:.1f}%", ink.text)
         row.add(" ", ink.muted).add(speed, ink.text)
-        return row.right((" ≈floor ", ink.accent)) if self._at_floor(view) else row.right((" acc — ", ink.muted))
+        if board is not None and near_floor(view, board):
+            return row.right((" ≈floor ", ink.accent))
+        length, words = acceptance_words(view.lane.record)
+        tv = measures.tv if measures.bounded else None
+        end: Parts = [(f" acc {length} ", ink.text)] if length else [(f" {words} ", ink.muted)]
+        if tv is not None and not length:
+            end = [(f" TV {interval(*tv, digits=2)} ", ink.muted)]
+        return _spread(row, ([], end))
+
+
+def _spread(row: Row, *choices: tuple[Parts, Parts]) -> Row:
+    """Add the first pair of parts that fits whole, the second of the pair at the end of the row; else nothing."""
+    for near, far in choices:
+        if sum(cell_len(text) for text, _ in (*near, *far)) <= row.left:
+            for text, style in near:
+                row.add(text, style)
+            return row.right(*far)
+    return row
+
+
+def _speed_of(tokens: float | None) -> str:
+    return "—" if tokens is None else f"{thousands(tokens)}/s"
+
+
+def _least(view: LaneView) -> str:
+    """What stands before a lane's KL: it is a lower bound where the engine gives bounds only."""
+    return "≥" if view.measures.bounded else ""

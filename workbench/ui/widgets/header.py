@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
+from workbench.store.effective import logits_words
+from workbench.ui.marks import short_configuration
 from workbench.ui.measures import KL_LEVELS, LEVEL_NAMES
-from workbench.ui.widgets.gauges import short_configuration
 from workbench.ui.widgets.lines import Lines, Row, thousands
 from workbench.ui.widgets.tokens import GLYPHS
 
@@ -24,6 +26,8 @@ class Header(Lines):
         row.add(" ", ink.text).add(board.state.title or "untitled", ink.strong, limit=max(8, width // 3))
         if width >= 100:
             row.add(f"  {board.shared.turns} turns · {thousands(board.count)} tok", ink.muted)
+            free = board.transport.total - board.count  # what the scrubber's total holds beside the session's tokens
+            row.add(f" + {thousands(free)} free" if free > 0 else "", ink.muted)
             reference = board.state.reference
             model = str(reference.record.manifest.get("model_name") or "") if reference is not None else ""
             row.add(f" · {model}" if model else "", ink.muted)
@@ -46,21 +50,22 @@ class Header(Lines):
             return row.segments()
         seen = board.panes(width)
         for view in board.views:
-            name = (
-                "ref"
-                if view.measures.is_reference
-                else " · ".join(short_configuration(view.lane.record).split(" · ")[:2])
-            )
+            room = max(6, width // max(1, len(board.views)) - 2)
+            words = short_configuration(view.lane.record).split(" · ")
+            words = words[: 2 if view.lane.record.configuration.get("engine") == "transformers" else 3]
+            while len(words) > 1 and cell_len(" · ".join(words)) + len(f"{view.number}  ") > room:
+                words.pop()
+            name = "ref" if view.measures.is_reference else " · ".join(words)
             style = ink.active if view is board.active else ink.strong if view in seen else ink.muted
             row.add("▌" if view is board.active else " ", ink.active + ink.row)
-            row.add(f"{view.number} {name} ", style + ink.row, limit=max(6, width // max(1, len(board.views)) - 2))
+            row.add(f"{view.number} {name} ", style + ink.row, limit=room)
         return row.right(
             (f" {len(seen)} of {len(board.views)} ", ink.muted + ink.row), ("tab ", ink.accent + ink.row)
         ).segments()
 
 
 class Legend(Lines):
-    """How a token's look reads; or for one key press the answer to the last key."""
+    """How a token of the active lane reads; or for one key press the answer to the last key."""
 
     def line(self, y: int, width: int) -> list[Segment]:
         ink = self.desk.ink
@@ -69,12 +74,18 @@ class Legend(Lines):
             return row.add(self.desk.notice, ink.warning).segments()
         if self.desk.board is None:
             return row.segments()
-        wide = width >= 100
-        row.add("KL " if wide else "", ink.muted)
+        wide, active = width >= 100, self.desk.board.active
+        least = active is not None and active.measures.bounded
+        row.add(("KL at least " if least else "KL ") if wide else "at least" if least else "", ink.muted)
         bounds = [f"<{_short(value)}" for value in KL_LEVELS] + [f"≥{_short(KL_LEVELS[-1])}"]
+        if least:  # the true KL has no upper bound: a level is where it begins
+            bounds = ["≥0", *(f"≥{_short(value)}" for value in KL_LEVELS)]
         for name, bound, style in zip(LEVEL_NAMES, bounds, ink.levels, strict=True):
             row.add(" ", ink.text).add(f"{name}{' ' if wide else ''}{bound}", style).add(" ", ink.text)
         row.add(" ", ink.text).add("flip", ink.flip).add("  ", ink.text)
+        if least and wide:
+            top = logits_words(active.lane.record.manifest) if active is not None else ""
+            return row.add(f" ≥ bounded: the engine gives {top or 'bounds only'}", ink.accent).segments()
         if wide:
             names = ("assistant", "user", "tool", "system")
             row.add(" ", ink.text)

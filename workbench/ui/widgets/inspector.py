@@ -10,6 +10,7 @@ from rich.style import Style
 
 from workbench.session.regions import ROLE_NAMES
 from workbench.ui.board import KIND_NAMES, Board, LaneView
+from workbench.ui.marks import interval, rank_words
 from workbench.ui.pieces import quoted
 from workbench.ui.widgets.gauges import kl_step
 from workbench.ui.widgets.lines import Lines, Row, fill, grid, thousands
@@ -96,7 +97,8 @@ class Inspector(Lines):
         rows = view.lane.rows
         index = position - rows.first
         ids, logprobs = rows.column("top_ids")[index], rows.column("top_logprobs")[index]
-        return [Guess(token, value) for token, value in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+        pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+        return [Guess(token, value) for token, value in pairs if token >= 0]  # an engine may name fewer
 
     def _rank(self, board: Board, view: LaneView, rank: int, row: Row) -> Row:
         ink = self.desk.ink
@@ -148,9 +150,16 @@ class Inspector(Lines):
         if not rows.column("valid")[index]:
             return row.add("excluded: not a finite divergence", ink.warning)
         kl, rank = float(rows.column("kl")[index]), int(rows.column("rank")[index])
-        row.add("KL ", ink.muted).add(f"{kl:.4f}", ink.levels[kl_step(kl)] + Style(underline=False))
-        row.add("  rank ", ink.muted).add(str(rank), ink.warning if rank != 1 else ink.text)
-        return row.add("  margin ", ink.muted).add(f"{margin:.2f}", ink.text)
+        least, gap = ("≥", " ") if view.measures.bounded else ("", "  ")
+        row.add("KL ", ink.muted).add(f"{least}{kl:.4f}", ink.levels[kl_step(kl)] + Style(underline=False))
+        if least:
+            row.add(f"{gap}TV ", ink.muted).add(_interval(view, index), ink.text)
+        row.add(f"{gap}rank ", ink.muted)
+        row.add(rank_words(rank, view.lane.record), ink.warning if rank != 1 else ink.text)
+        shown = f"{margin:.2f}"
+        if least and row.left < len(shown) + 9:
+            return row
+        return row.add(f"{gap}margin ", ink.muted).add(shown, ink.text)
 
     # ---- two lines
 
@@ -173,10 +182,12 @@ class Inspector(Lines):
         verdict: tuple[tuple[str, Style], ...] = ()
         rows, index = view.lane.rows, board.transport.cursor - view.lane.rows.first
         if not view.measures.is_reference and 0 <= index < len(rows) and board.transport.cursor < board.count:
-            kl = float(rows.column("kl")[index])
+            least = view.measures.bounded
+            kl = f"≥{rows.column('kl')[index]:.3f}" if least else f"{rows.column('kl')[index]:.3f}"
             verdict = (
                 (" KL ", ink.muted),
-                (f"{kl:.3f}", ink.text),
+                (kl, ink.text),
+                (f" TV {_interval(view, index)}" if least else "", ink.muted),
                 (" ◆ " if self._flipped(board, view) else "   ", ink.warning),
             )
         room = width - row.used - sum(len(text) for text, _ in verdict)
@@ -187,6 +198,11 @@ class Inspector(Lines):
                 break
             row.add(text + " ", ink.text).add(number, ink.muted)
         return (row.right(*verdict) if verdict else row).segments()
+
+
+def _interval(view: LaneView, index: int) -> str:
+    rows = view.lane.rows
+    return interval(float(rows.column("tv")[index]), float(rows.column("tv_high")[index]))
 
 
 def _bar(share: float, cells: int) -> str:

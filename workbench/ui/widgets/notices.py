@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 from rich.cells import cell_len
@@ -10,30 +11,49 @@ from rich.segment import Segment
 from workbench.session.text import one_line
 from workbench.store.state import LaneRecord
 from workbench.ui.actions import keys_of
-from workbench.ui.board import MARGIN, Desk, LaneView
+from workbench.ui.board import MARGIN, Board, Desk, LaneView
+from workbench.ui.marks import marks_of, status_of
 from workbench.ui.styles import Ink
 from workbench.ui.widgets.lines import Row
 
 LOG_LINES = 6
 
 
-def failure(view: LaneView, width: int, height: int, ink: Ink) -> list[list[Segment]]:
-    """The lines at the foot of a failed or invalid lane's pane: the reason, the end of its log, what to do."""
+def failure(view: LaneView, board: Board, width: int, height: int, ink: Ink) -> list[list[Segment]]:
+    """The lines at the foot of the pane of a lane that failed, is invalid or had no effect: why, and what to do.
+
+    Of a failed one the end of its engine's log too.
+    """
     record = view.lane.record
-    if record.status not in ("failed", "invalid"):
-        return []
-    reason, log = reason_and_log(record)
+    status, why = status_of(view, board)
+    if status not in ("failed", "invalid"):
+        return _without_effect(view, board, width, height, ink)
+    reason, log = reason_and_log(replace(record, reason=why))
     room = max(1, height // 2)
     lines = [Row(width, ink.rule).add("─" * width, ink.error).segments()]
-    glyph = "✗" if record.status == "failed" else "!"
-    for index, text in enumerate(wrapped(reason or record.status, width - 4)[: max(1, room - 3)]):
+    glyph = "✗" if status == "failed" else "!"
+    for index, text in enumerate(wrapped(reason or status, width - 4)[: max(1, room - 3)]):
         lines.append(
             Row(width, ink.text).add(f" {glyph} " if not index else "   ", ink.error).add(text, ink.text).segments()
         )
+    said = wrapped("its figures say nothing about quality", width - 4) if status == "invalid" else []
+    lines += [Row(width, ink.text).add(f"   {text}", ink.muted).segments() for text in said[: room - len(lines) - 1]]
     tail = log[-max(0, min(LOG_LINES, room - len(lines) - 1)) :] if room - len(lines) > 1 else []
     lines += [Row(width, ink.text).add(" ┆ ", ink.error).add(text, ink.muted).segments() for text in tail]
     lines.append(Row(width, ink.text).add("   r ", ink.active).add("runs it again", ink.muted).segments())
     return lines
+
+
+def _without_effect(view: LaneView, board: Board, width: int, height: int, ink: Ink) -> list[list[Segment]]:
+    if not view.lane.record.stats.get("no_effect"):
+        return []
+    said = next((mark.why for mark in marks_of(view, board) if mark.word == "no effect"), "")
+    texts = wrapped(said, width - 4)[: max(1, height // 2 - 1)]
+    lines = [Row(width, ink.rule).add("─" * width, ink.warning)]
+    lines += [
+        Row(width, ink.text).add("   " if i else " = ", ink.warning).add(t, ink.text) for i, t in enumerate(texts)
+    ]
+    return [row.segments() for row in lines]
 
 
 def waiting_lane(desk: Desk, view: LaneView, y: int, width: int) -> list[Segment]:
@@ -43,6 +63,7 @@ def waiting_lane(desk: Desk, view: LaneView, y: int, width: int) -> list[Segment
         "queued": "queued behind the other lanes",
         "running": view.lane.phase or "loading",
         "cancelled": "stopped, nothing measured",
+        "interrupted": "interrupted, nothing measured",
     }
     row = Row(width, ink.text)
     if y == 1:

@@ -114,7 +114,8 @@ class Scrubber(Lines):
             place = place.replace(" ", "")
             row.right((f" {place}", ink.text), (f" t{board.turn_at(transport.cursor)} ", ink.muted))
             return
-        lane = f"lane {active.number} " if active is not None else ""
+        least = "≥" if active is not None and active.measures.bounded else ""
+        lane = f"lane {active.number} {least}" if active is not None else ""
         row.add("  ", ink.text).add(place, ink.text)
         row.right((f"{turn}   ", ink.muted), (lane, ink.muted))
 

@@ -172,7 +172,7 @@ class TokenPanes(Lines):
         board, record = self._board, view.lane.record
         shown = board.shown_of(view)
         last = max(0, self.rows.count(view, shown) - 1)
-        notice = self._notices[record.id] = failure(view, self._width_of(view), height, self.desk.ink)
+        notice = self._notices[record.id] = failure(view, board, self._width_of(view), height, self.desk.ink)
         room = max(1, height - len(notice))
         here = cursor < shown
         cursor_row = self.rows.at(view, cursor) if here else -1
@@ -182,7 +182,7 @@ class TokenPanes(Lines):
             top = self._tops[record.id] = _jump(self._tops.get(record.id, top), cursor_row if here else last, room)
         return Drawn(
             record.id, top, shown, last, cursor_row, cursor if here else -1,
-            f"{record.status}{record.reason}{view.lane.phase if not shown else ''}", view is board.active,
+            f"{record.status}{record.reason}{len(notice)}{view.lane.phase if not shown else ''}", view is board.active,
             view.measures.resets,
         )  # fmt: skip
 
