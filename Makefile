@@ -41,5 +41,6 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --editable '.[transformers,dev]'
+	@echo "llama.cpp is built from source the first time (a C++ compiler; 5 to 15 minutes on two cores, pip says nothing)"
+	$(INSTALL) --editable '.[transformers,llamacpp,dev]'
 	@touch $@

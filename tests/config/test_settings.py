@@ -5,7 +5,7 @@ import os
 import pytest
 
 from workbench.config.lane import parse_toml
-from workbench.config.settings import Settings, keep_theme, parse_settings, read_settings
+from workbench.config.settings import Settings, keep_engine, keep_theme, parse_settings, read_settings
 from workbench.config.theme import load_themes, parse_theme
 from workbench.errors import ConfigurationError
 
@@ -73,6 +73,75 @@ def test_a_kept_theme_changes_nothing_else_in_the_file(tmp_path, before):
     assert new.theme == "paper"
     assert new.keys == old.keys
     assert ("# mine" in before) == ("# mine" in path.read_text())
+
+
+def test_interpreters_are_read_and_what_is_none_is_named():
+    settings = parse_settings('[engines]\nvllm = " ~/v/bin/python "\nllamacpp = 3\nnonesuch = "x"\nserver = ""\n')
+    assert dict(settings.engines) == {"vllm": "~/v/bin/python"}
+    said = " ".join(map(str, settings.problems))
+    assert all(
+        word in said for word in ("[engines] llamacpp must be", "no engine 'nonesuch'", "[engines] server must be")
+    )
+    assert "[engines] must be a table" in str(parse_settings("engines = 3").problems[0])
+
+
+FILES = [
+    "",
+    "theme = 'paper'",
+    '[keys]\nzoom = "Z"\n',
+    '# mine\n[engines]  # pythons\nllamacpp = "/a" # old\n\n[keys]\nvllm = "v"\n',
+    '[keys]\nzoom = "Z"\n[ engines ]\nvllm = "/old"\nllamacpp = "/a"\n',
+    '[engines]\n"vllm" = "/old"',
+    "[engines]",
+    '[keys]\r\nzoom = "Z"\r\n[engines]\r\nllamacpp = "/a"\r\n',
+]
+
+
+@pytest.mark.parametrize("before", FILES)
+@pytest.mark.parametrize("python", ["/new/bin/python", 'C:\\odd "name" [engines] \\1 ünï', "/old"])
+def test_an_interpreter_is_written_and_taken_out_and_every_other_byte_stays(tmp_path, before, python):
+    path = tmp_path / "settings.toml"
+    path.write_bytes(before.encode())
+    old = read_settings(path)
+    keep_engine(path, "vllm", python)
+    new = read_settings(path)
+    assert dict(new.engines) == {**old.engines, "vllm": python}
+    assert (new.keys, new.theme, new.problems) == (old.keys, old.theme, ())
+    kept = [
+        line for line in before.encode().splitlines(keepends=True) if not line.lstrip().strip(b'"').startswith(b"vllm")
+    ]
+    assert all(line.strip() in path.read_bytes() for line in kept)
+    keep_engine(path, "vllm", None)
+    assert dict(read_settings(path).engines) == {name: value for name, value in old.engines.items() if name != "vllm"}
+    assert all(line in path.read_bytes() for line in kept if line.endswith(b"\n"))
+    once = path.read_bytes()
+    keep_engine(path, "vllm", None)
+    assert path.read_bytes() == once
+
+
+@pytest.mark.parametrize(
+    "before", ['engines = {vllm = "/old"}\n', 'engines.vllm = "/old"\n', "engines = 3\n", "x = [\n"]
+)
+def test_what_cannot_be_changed_by_a_line_is_left_alone_and_the_line_is_told(tmp_path, before):
+    path = tmp_path / "settings.toml"
+    path.write_text(before)
+    with pytest.raises(ConfigurationError, match=r"under \[engines\]: vllm = \"/new\""):
+        keep_engine(path, "vllm", "/new")
+    assert path.read_text() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["settings.toml"]
+
+
+def test_no_file_is_made_to_take_something_out_and_one_that_is_a_link_stays_a_link(tmp_path):
+    path = tmp_path / "settings.toml"
+    real = tmp_path / "dotfiles" / "workbench.toml"
+    real.parent.mkdir()
+    real.write_text("")
+    real.chmod(0o600)
+    path.symlink_to(real)
+    keep_engine(path, "vllm", "/p")
+    assert path.is_symlink()
+    assert 'vllm = "/p"' in real.read_text()
+    assert real.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_theme_is_not_kept_in_a_file_that_is_damaged(tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from workbench import __version__, paths
-from workbench.config.axes import ENGINES
+from workbench.cli.engines import described, engine_facts, tell_problems
 from workbench.config.lane import EMBEDDED_MODEL
 from workbench.engines import disk
 from workbench.engines import models as catalogue
@@ -38,7 +38,7 @@ def show_paths(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """`workbench doctor`: engines, versions, devices, memory, and the command for what is missing."""
-    environments = find_environments()
+    tell_problems()
     free = free_bytes()
     facts: dict[str, Any] = {
         "workbench": __version__,
@@ -47,17 +47,7 @@ def doctor(options: argparse.Namespace) -> int:
         "processor": processor(),
         "cores": os.cpu_count(),
         "free_memory_bytes": free,
-        "engines": [
-            {
-                "engine": item.engine,
-                "python": item.python,
-                "versions": item.versions,
-                "missing": list(item.missing),
-                "install": item.install or None,
-                "axes": {axis: list(values) for axis, values in ENGINES[item.engine].axes.items()},
-            }
-            for item in environments
-        ],
+        "engines": engine_facts(find_environments()),
         "disk": {item.kind: item.bytes for item in disk.disk_use()},
     }
     if options.json:
@@ -66,13 +56,14 @@ def doctor(options: argparse.Namespace) -> int:
     for name in ("workbench", "python", "system", "processor", "cores"):
         print(f"{name:<12} {one_line(str(facts[name]))}")
     print(f"{'free memory':<12} {_size(free) if free is not None else 'unknown'}")
-    for item in environments:
-        versions = " ".join(f"{name} {version}" for name, version in item.versions.items())
-        print(f"\nengine {item.engine}: {versions or 'not installed'} ({item.python})")
-        if not item.usable:
-            print(f"  {item.reason or 'lacks ' + ', '.join(item.missing)}; install: {item.install}")
-        for axis, values in ENGINES[item.engine].axes.items():
-            print(f"  {axis:<8} {' '.join(values)}")
+    for fact in facts["engines"]:
+        print("\n" + "\n".join(described(fact)))
+        for axis, values in fact["axes"].items():
+            print(one_line(f"  {axis:<8} {' '.join(values)}"))
+        if fact["capability"] == "verified":
+            print(one_line(f"  verified {fact['checked']}"))
+        elif fact["used"]:
+            print(f"  declared; to see what this installation does: workbench engines check {fact['engine']}")
     print("\ndisk")
     _print_disk()
     return 0

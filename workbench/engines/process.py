@@ -129,6 +129,10 @@ class EngineProcess:
                 self._inbox.put(events.Failed(0, "failed", f"the engine sent what is not an event: {error}"))
         self._inbox.put(None)
         self._outbox.put(None)
+        # Helpers that the child started must not outlive it, however it ended; until it is reaped its number stays its.
+        with contextlib.suppress(OSError):
+            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+            os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()  # reaped also where nobody asks any more
 
     def _death(self) -> EngineError:

@@ -191,8 +191,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, progress: Progress | None = None) -> Generator[None]:
-    """Hold a lock file against other processes; says so through `progress` where it has to wait."""
+def locked(path: Path, progress: Progress | None = None) -> Generator[int]:
+    """Hold a lock file against other processes; says so through `progress` where it has to wait.
+
+    Gives the lock's descriptor: a child that inherits it holds the lock for as long as it runs.
+    """
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +206,7 @@ def locked(path: Path, progress: Progress | None = None) -> Generator[None]:
             if progress:
                 progress("waiting for another process", 0, 0)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
 def _number(config: dict[str, Any], key: str) -> int:
