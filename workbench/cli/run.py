@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from workbench.cli.narration import Narrator, can_show_app
+from workbench.cli.signals import ending_as_by_ctrl_c
 from workbench.config.lane import Configuration, read_spec
 from workbench.errors import ConfigurationError, SavedSessionError
 from workbench.report import table
@@ -85,21 +83,8 @@ def headless(ask: Ask, *, as_json: bool) -> int:
     """Run to the end, narrate on stderr, print the comparison; 0 where every lane is done, else 1."""
     narrator = Narrator()
     experiment = Experiment(ask, narrator.say)
-    with _ending_as_by_ctrl_c():
+    with ending_as_by_ctrl_c():
         return _measure(experiment, narrator, as_json=as_json)
-
-
-@contextmanager
-def _ending_as_by_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and a lost terminal end a run as ctrl+c does: rows written, the engine ended, one whole file."""
-    signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in signals:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _measure(experiment: Experiment, narrator: Narrator, *, as_json: bool) -> int:
