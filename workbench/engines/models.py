@@ -295,7 +295,9 @@ def _keep(name: str, made: Path, kind: Kind, source: str, facts: dict[str, Any],
     """Check a finished folder, put it in its place and register it."""
     model_facts(made)
     folder = models_dir() / plain_name(name)
-    if folder.exists():
+    if folder.is_symlink():  # somebody's arrangement: what it points to is not ours to delete
+        folder.unlink()
+    elif folder.exists():
         shutil.rmtree(folder)
     made.replace(folder)
     entry = _entry(kind, source, folder, facts, tell)

@@ -1,0 +1,1 @@
+"""vLLM offline: settings, the engine in this process, what really runs, forced scoring and generation."""
