@@ -7,9 +7,34 @@ from typing import Any
 
 import numpy as np
 
+from workbench.errors import ConfigurationError
 from workbench.metrics.speed import decode_tps
 from workbench.protocol.events import Generate
 from workbench.worker.forcing import FLUSH_SECONDS, Model, Report
+
+
+def check_generate(request: Generate, held: int, context: int, width: int) -> int:
+    """How many tokens to keep of the `held` ones, or of the ids that the request brings.
+
+    Raises ConfigurationError for what cannot be generated in a cache of `context` tokens from logits of `width` ids.
+    """
+    ids = request.arrays.get("ids")
+    held = held if ids is None else len(ids)
+    keep = held if request.keep < 0 else request.keep
+    if not 0 < keep <= held or request.count < 1:
+        raise ConfigurationError(f"cannot keep {keep} of {held} tokens and generate {request.count}", where="generate")
+    # The last generated token is never run, so it needs no place.
+    if keep + request.count - 1 > context:
+        raise ConfigurationError(
+            f"{keep} tokens and {request.count} new ones do not fit a context of {context}",
+            where="generate",
+            next="Start with a larger context.",
+        )
+    if not 0 <= request.temperature < float("inf") or not 0 < request.top_p <= 1 or request.top_k < 0:
+        raise ConfigurationError("temperature, top_p or top_k is out of range", where="generate")
+    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < width:
+        raise ConfigurationError("ids lie outside the vocabulary: another model's?", where="generate")
+    return keep
 
 
 def generate(model: Model, last: int, request: Generate, report: Report) -> tuple[list[int], dict[str, Any]]:

@@ -155,23 +155,9 @@ class TransformersBackend:
         """Continue the context, or the ids that the request brings."""
         loaded = self._require("generate")
         ids = request.arrays.get("ids")
-        held = len(loaded.tokens) if ids is None else len(ids)
-        keep = held if request.keep < 0 else request.keep
-        if not 0 < keep <= held or request.count < 1:
-            raise ConfigurationError(
-                f"cannot keep {keep} of {held} tokens and generate {request.count}", where="generate"
-            )
-        # The last generated token is never run, so it needs no place.
-        if keep + request.count - 1 > loaded.cache.context:
-            raise ConfigurationError(
-                f"{keep} tokens and {request.count} new ones do not fit a context of {loaded.cache.context}",
-                where="generate",
-                next="Start with a larger context.",
-            )
-        if not 0 <= request.temperature < float("inf") or not 0 < request.top_p <= 1 or request.top_k < 0:
-            raise ConfigurationError("temperature, top_p or top_k is out of range", where="generate")
-        if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < loaded.model.config.vocab_size:
-            raise ConfigurationError("ids lie outside the vocabulary: another model's?", where="generate")
+        keep = generation.check_generate(
+            request, len(loaded.tokens), loaded.cache.context, loaded.model.config.vocab_size
+        )
         self._memory.reset()
         if ids is not None:
             loaded.prefill(ids[:keep].tolist(), self.configuration.chunk, job)
