@@ -1,12 +1,11 @@
 """Do the engines agree, and what does each quantization do? Runs them on one session and prints the tables of README.
 
-1. float32 against float32: llama.cpp on the demo, vLLM on the short session with its whole vocabulary. Both must agree
-   with transformers to a mean KL of 1e-6 without one flip, which proves that tokens, templates and metrics agree.
-2. bf16 in all three engines on the short session, whole distributions, with the noise floor beside it.
-3. llama.cpp's and vLLM's quantizations on the demo.
+1. float32 in llama.cpp and vLLM against float32 in transformers: a mean KL under 1e-6 and not one flip prove that
+   tokens, templates and metrics agree.
+2. bf16 in all three engines, and llama.cpp's and vLLM's quantizations, against bf16 in transformers with its noise floor.
 
 Exit code 1 where a lane did not finish or float32 does not agree. Engines that are not installed are left out by name.
-`--quick` is 1 and 2 without vLLM, on the short session. `--checkpoint PATH` adds a quantized folder as a vLLM lane.
+`--quick` takes the short session and llama.cpp only. `--checkpoint PATH` adds a quantized folder as a vLLM lane.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from workbench.report import table
 AGREE = 1e-6
 FP32 = "transformers:weights=fp32,kv=fp32"
 LLAMA_FP32 = "llamacpp:weights=F32,kv=f32,fa=off"
-QUANTIZED = (
+VLLM_FP32 = "vllm:weights=fp32"
+LLAMA = (
     "llamacpp:weights=BF16,kv=bf16", "llamacpp:weights=Q8_0", "llamacpp:weights=Q6_K", "llamacpp:weights=Q4_K_M",
     "llamacpp:weights=BF16,kv=q8_0", "llamacpp:weights=BF16,kv=q4_0",
 )  # fmt: skip
+VLLM = ("vllm:weights=bf16", "vllm:kv=fp8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="the short session, without vLLM")
+    parser.add_argument("--quick", action="store_true", help="the short session, llama.cpp only")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="PATH", help="a vLLM lane more")
     options = parser.parse_args()
     environment = environment_for("vllm")
@@ -40,23 +41,17 @@ def main() -> int:
         print(
             "without vLLM" + ("" if options.quick else ": not installed (workbench engines install vllm)"), flush=True
         )
-    proofs = [run("dice" if options.quick else "demo", FP32, [LLAMA_FP32])]
-    if vllm:
-        proofs.append(run("dice", FP32, ["vllm:weights=fp32,logprobs=full"]))
-    exact = ["llamacpp:weights=BF16,kv=bf16", *(["vllm:weights=bf16,logprobs=full"] if vllm else [])]
-    tables = [run("dice", "transformers:weights=bf16", exact, "--floor")]
-    if not options.quick:
-        lanes = [*QUANTIZED, *(["vllm:weights=bf16", "vllm:kv=fp8"] if vllm else [])]
-        lanes += [f"vllm:model={path},weights=checkpoint" for path in options.checkpoint if vllm]
-        tables.append(run("demo", "transformers:weights=bf16", lanes, "--floor"))
-    for comparison in (*proofs, *tables):
+    session = "dice" if options.quick else "demo"
+    exact = run(session, FP32, [LLAMA_FP32, *([VLLM_FP32] if vllm else [])])
+    lanes = [*LLAMA, *(VLLM if vllm else ())]
+    lanes += [f"vllm:model={path},weights=checkpoint" for path in options.checkpoint if vllm]
+    quantized = run(session, "transformers:weights=bf16", lanes, *([] if options.quick else ["--floor"]))
+    for comparison in (exact, quantized):
         print(table.markdown(comparison), flush=True)
-    lanes = [lane for comparison in (*proofs, *tables) for lane in comparison["lanes"]]
-    finished = all(lane["status"] == "done" for lane in lanes)
-    agree = [lane for comparison in proofs for lane in comparison["lanes"]]
+    agree = exact["lanes"]
+    finished = all(lane["status"] == "done" for lane in (*agree, *quantized["lanes"]))
     print(" · ".join(f"{lane['configuration']}: KL {mean(lane):.1e}, {lane['flips']} flips" for lane in agree))
-    good = finished and all(mean(lane) < AGREE and lane["flips"] == 0 for lane in agree)
-    return 0 if good else 1
+    return 0 if finished and all(mean(lane) < AGREE and lane["flips"] == 0 for lane in agree) else 1
 
 
 def run(session: str, reference: str, lanes: list[str], *more: str) -> dict[str, Any]:
@@ -70,7 +65,9 @@ def run(session: str, reference: str, lanes: list[str], *more: str) -> dict[str,
 
 
 def mean(lane: dict[str, Any]) -> float:
-    return float((lane["kl"] or {}).get("mean") or 0.0) if lane["n"] else float("inf")
+    """The lane's mean KL; infinite where it measured nothing."""
+    value = (lane["kl"] or {}).get("mean")
+    return float("inf") if value is None else float(value)
 
 
 if __name__ == "__main__":
