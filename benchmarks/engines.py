@@ -2,7 +2,7 @@
 
 1. float32 in llama.cpp and vLLM against float32 in transformers: a mean KL under 1e-6 and not one flip prove that
    tokens, templates and metrics agree.
-2. bf16 in all three engines, and llama.cpp's and vLLM's quantizations, against bf16 in transformers with its noise floor.
+2. bf16 in all three engines, and the quantizations of llama.cpp and vLLM, against bf16 in transformers with its floor.
 
 Exit code 1 where a lane did not finish or float32 does not agree. Engines that are not installed are left out by name.
 `--quick` takes the short session and llama.cpp only. `--checkpoint PATH` adds a quantized folder as a vLLM lane.
