@@ -114,7 +114,7 @@ def test_permuting_rotary_rows_is_undone_by_the_reader():
     ("config", "words"),
     [
         ({"model_type": "gemma3"}, "model type 'gemma3' cannot be written"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rescales its rotary positions"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rescales its rotary positions by yarn"),
         ({"layer_types": ["sliding_attention"]}, "layers of sliding_attention"),
         ({"hidden_act": "gelu"}, "its activation is gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised already"),

@@ -200,6 +200,14 @@ def test_a_chunk_longer_than_the_session_is_kept(start):
     assert start(FP32.replace("chunk=32", "chunk=512"), context=40)["chunk"] == 512
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_of_a_few_tokens_run(llama, start, stream, recorder, chunk):
+    start()
+    trace = traced(llama, recorder, stream)
+    assert start(FP32.replace("chunk=32", f"chunk={chunk}"))["chunk"] == chunk
+    assert compared(llama, recorder, stream, trace)["kl"].max() < 1e-8
+
+
 def test_a_smaller_physical_batch_gives_nearly_the_same_rows(llama, start, stream, recorder):
     start()
     trace = traced(llama, recorder, stream)

@@ -31,7 +31,8 @@ class Engine:
 
     def until(self, *kinds, job=None):
         while True:
-            event = self.process.receive()
+            event = self.process.receive(timeout=60)
+            assert event is not None, self.seen[-5:]
             self.seen.append(event)
             if isinstance(event, kinds) and job in (None, event.job):
                 return event
@@ -54,8 +55,8 @@ def engine(tmp_path_factory):
 @pytest.fixture(scope="module")
 def file(engine, tmp_path_factory, tiny_llama):
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    engine.send(events.Convert(900, str(tiny_llama), str(path), "F32"))
-    made = engine.until(events.Converted, events.Failed, job=900)
+    engine.send(events.Convert(6, str(tiny_llama), str(path), "F32"))
+    made = engine.until(events.Converted, events.Failed, job=6)
     assert isinstance(made, events.Converted), made
     return path
 

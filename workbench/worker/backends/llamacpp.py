@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as api
-
 from workbench.config.axes import ENGINES, check, kind_of
 from workbench.config.lane import Configuration
 from workbench.config.rules import keys_and_values
@@ -22,7 +20,7 @@ from workbench.protocol.wire import Arrays
 from workbench.worker import generation
 from workbench.worker.channel import Job
 from workbench.worker.forcing import Scoring, check_request, tokens_kept
-from workbench.worker.llama.binding import VERSION, build, cpu_features, devices, physical_cores, system_info
+from workbench.worker.llama.binding import VERSION, api, build, cpu_features, devices, physical_cores, system_info
 from workbench.worker.llama.context import Loaded, Settings
 from workbench.worker.llama.convert import KINDS, write_folder
 from workbench.worker.llama.effective import describe

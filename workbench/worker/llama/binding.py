@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort's last line is its reason, not a debugger's pages
+
 import llama_cpp
-import llama_cpp.llama_cpp as api
+import llama_cpp.llama_cpp
 from llama_cpp._ggml import libggml
+
+api: Any = llama_cpp.llama_cpp
+"""llama.cpp's functions and structures. Untyped: the binding's annotations do not hold for pointers."""
 
 FILE_TYPES: dict[str, int] = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12,

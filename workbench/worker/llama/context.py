@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp.llama_cpp as api
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +17,7 @@ from workbench.worker.backends.base import OutOfMemory
 from workbench.worker.forcing import Report
 from workbench.worker.host_sampler import HostSampler
 from workbench.worker.host_scoring import lane_rows, lost_mass, record_rows
-from workbench.worker.llama.binding import ATTENTION, KV_TYPES
+from workbench.worker.llama.binding import ATTENTION, KV_TYPES, api
 from workbench.worker.llama.log import Log
 from workbench.worker.llama.weights import Weights
 
@@ -83,8 +82,8 @@ class Loaded:
         address = ctypes.cast(api.llama_get_logits(self.context), ctypes.c_void_p).value
         if not address:
             raise EngineError("llama.cpp gave no logits", where="llamacpp")
-        rows = np.frombuffer((ctypes.c_float * (keep * self.width)).from_address(address), np.float32)
-        rows = rows.reshape(keep, self.width)
+        memory: Any = (ctypes.c_float * (keep * self.width)).from_address(address)
+        rows = np.frombuffer(memory, np.float32).reshape(keep, self.width)
         return rows.copy() if keep == 1 else rows
 
     def length(self, sequence: int = 0) -> int:
@@ -185,7 +184,8 @@ def _params(settings: Settings) -> Any:
     params.n_ctx = settings.context
     params.n_batch = settings.chunk
     params.n_ubatch = settings.ubatch
-    params.n_outputs_max = params.n_outputs_max_per_seq = settings.chunk
+    # Logits of a whole chunk, and of one token a sequence at least: llama.cpp aborts where it is given fewer.
+    params.n_outputs_max = params.n_outputs_max_per_seq = max(settings.chunk, SEQUENCES)
     params.n_seq_max = SEQUENCES
     params.kv_unified = True  # every sequence can use the whole cache, and a branch shares its tokens
     params.n_threads = params.n_threads_batch = settings.threads

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import llama_cpp.llama_cpp as api
-
-from workbench.worker.llama.binding import FILE_TYPES, has_amx
+from workbench.worker.llama.binding import FILE_TYPES, api, has_amx
 from workbench.worker.llama.context import SEQUENCES, Loaded
 from workbench.worker.llama.header import Header
 from workbench.worker.llama.weights import Weights
@@ -137,8 +135,10 @@ def _notes(loaded: Loaded, attention: str | None) -> list[str]:
             "llama.cpp's AMX kernels and repacked weights are off here: they end the process where GCC 12 built them"
         )
     notes += _stand_ins(loaded.weights.header)
-    if any(re.search(r"attn_rot_[kv] = 1", line) for line in loaded.lines):
-        notes.append("llama.cpp rotates keys and values before it quantises them")
+    rotated = {match[1] for line in loaded.lines if (match := re.search(r"attn_rot_([kv]) = 1", line))}
+    if rotated:
+        what = " and ".join(word for letter, word in (("k", "keys"), ("v", "values")) if letter in rotated)
+        notes.append(f"llama.cpp rotates {what} before it quantises them")
     if any("Sliding" in line or "swa" in line.lower() for line in loaded.lines if "llama_kv_cache_iswa" in line):
         notes.append("the model has layers with a sliding window")
     if attention is None:

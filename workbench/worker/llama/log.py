@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
-import llama_cpp.llama_cpp as api
+from workbench.worker.llama.binding import api
 
 DEBUG, WARNING, ERROR, CONTINUED = 1, 3, 4, 5
 KEPT_LINES = 2000

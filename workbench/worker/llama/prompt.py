@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import llama_cpp.llama_cpp as api
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigurationError
 from workbench.protocol.wire import Arrays
+from workbench.worker.llama.binding import api
 from workbench.worker.llama.weights import Weights
 
 PROGRAM_DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as api
-
 from workbench.errors import ConfigurationError, ModelError
-from workbench.worker.llama.binding import FILE_TYPES, physical_cores
+from workbench.worker.llama.binding import FILE_TYPES, api, physical_cores
 from workbench.worker.llama.effective import scheme_of
 from workbench.worker.llama.header import read_header
 from workbench.worker.llama.log import Log

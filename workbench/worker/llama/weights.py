@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as api
-
 from workbench.errors import ModelError
 from workbench.worker.backends.base import OutOfMemory
-from workbench.worker.llama.binding import has_amx
+from workbench.worker.llama.binding import api, has_amx
 from workbench.worker.llama.header import Header, read_header
 from workbench.worker.llama.log import Log
 
