@@ -142,6 +142,12 @@ def test_what_a_device_or_a_combination_forbids_is_refused_with_the_reason(
     assert works in refused.next
 
 
+def test_a_thousand_threads_are_refused() -> None:
+    refused = axes.refusal(parse_spec("llamacpp:threads=9999"))
+    assert refused is not None and "starve" in str(refused)
+    assert axes.refusal(parse_spec("llamacpp:threads=2")) is None
+
+
 def test_an_engine_has_defaults_and_a_name_of_its_own_for_an_axis() -> None:
     lane = parse_spec("llamacpp:fa=off", Configuration(kv="int4", extra=(("kv_group", "32"),)))
     assert (lane.weights, lane.kv, lane.attn, lane.extra) == ("BF16", "f16", "off", ())

@@ -62,6 +62,7 @@ def _told(difference: dict[str, Any]) -> list[str]:
                 lines.append(f"  {side['id']} {side['text']!r} from the template of {side['template_from']}")
     if not lines:
         lines.append("same text, same tokens")
-    for name, (ours, theirs) in difference["sampling"].items():
-        lines.append(f"sampling: {name} {ours} and {theirs}")
+    for name, pair in difference["sampling"].items():
+        ours, theirs = ("not set" if value is None else str(value) for value in pair)
+        lines.append(f"sampling default {name}: {ours} / {theirs}")
     return lines

@@ -6,6 +6,7 @@ what really runs, and a lane whose engine runs something else is marked. `rules`
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -122,6 +123,9 @@ ENGINES: dict[str, Engine] = {
 AXIS_NAMES: tuple[str, ...] = ("engine", "weights", "kv", "attn", "draft", "path")
 """The axes a person switches by arrow keys, in the order of the screen."""
 
+MOST_THREADS_A_CORE = 8
+"""More than this is a slip of the pen, and would take a machine down."""
+
 NO_EFFECT: tuple[str, ...] = ("temperature", "top_p", "top_k", "seed")
 """Keys of free lanes, refused until there are any."""
 
@@ -147,10 +151,9 @@ def refusal(configuration: Configuration, here: Accelerator | None = None) -> Co
         return ConfigurationError(
             f"there is no engine {configuration.engine!r}", where=where, next=f"Engines: {', '.join(ENGINES)}."
         )
-    device, machine = kind_of(configuration, here), here or accelerator()
-    if device not in ("cpu", machine) and (device, machine) != ("cuda", "rocm"):
-        devices = "|".join(dict.fromkeys(("auto", machine, "cpu")))
-        return ConfigurationError(f"device={configuration.device} is not here", where=where, next=f"Here: {devices}.")
+    device = kind_of(configuration, here)
+    if found := _not_here(configuration, device, here):
+        return ConfigurationError(found[0], where=where, next=found[1])
     for axis in engine.axes:
         allowed, value = engine.values(axis, device), rules.plain(configuration, axis)
         if not set(value) <= set(allowed):
@@ -179,6 +182,20 @@ def refusal(configuration: Configuration, here: Accelerator | None = None) -> Co
             )
     if found := rules.conflict(configuration, device):
         return ConfigurationError(found[0], where=where, next=found[1])
+    return None
+
+
+def _not_here(configuration: Configuration, device: str, here: Accelerator | None) -> tuple[str, str] | None:
+    """What a lane asks for that this machine does not have, and what it has."""
+    machine, cores = here or accelerator(), os.cpu_count() or 1
+    if device not in ("cpu", machine) and (device, machine) != ("cuda", "rocm"):
+        return (
+            f"device={configuration.device} is not here",
+            f"Here: {'|'.join(dict.fromkeys(('auto', machine, 'cpu')))}.",
+        )
+    if configuration.threads > MOST_THREADS_A_CORE * cores:
+        what = f"threads={configuration.threads} would starve one another on {cores} cores"
+        return what, f"Use at most {MOST_THREADS_A_CORE * cores}."
     return None
 
 
