@@ -94,6 +94,18 @@ def test_what_is_no_distribution_is_excluded_row_by_row(targets: np.ndarray) -> 
     assert np.isfinite(rows["kl"]).all() and (rows["kl"][:6] == 0).all() and (rows["rank"][:6] == 1).all()
 
 
+def test_a_token_that_the_engine_does_not_name_has_no_log_probability(targets: np.ndarray) -> None:
+    log_p, log_q = distributions(0.5)
+    targets = np.where(np.arange(N) % 2, log_q.argmax(1), targets)
+    full_top = top_of(log_q, 5, targets)
+    top = Top(full_top.ids, full_top.logprobs, np.full(N, np.nan, "<f4"), np.zeros(N, "<i4"))
+    rows = bounded_rows(trace_of(log_p, targets), top, 0.0, V, targets)
+    named = (top.ids == targets[:, None]).any(1)
+    assert named.any() and not named.all() and rows["valid"].all()
+    assert np.isnan(rows["logprob"][~named]).all()
+    assert np.allclose(rows["logprob"][named], log_q[np.arange(N), targets][named], atol=1e-5)
+
+
 def test_ids_that_cannot_be_are_refused(targets: np.ndarray) -> None:
     log_p, log_q = distributions(0.5)
     top = top_of(log_q, 8, targets)

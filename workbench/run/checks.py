@@ -61,7 +61,9 @@ def check_predictions(lane: LaneState, reference: LaneState | None, vocabulary: 
     valid = rows.column("valid")[:GATE_POSITIONS] == 1
     if len(valid) < GATE_POSITIONS or not valid.any():
         return
-    nll = -float(rows.column("logprob")[:GATE_POSITIONS][valid].mean(dtype=np.float64))
+    logprobs = rows.column("logprob")[:GATE_POSITIONS][valid]
+    logprobs = logprobs[np.isfinite(logprobs)]  # a server need not name the stream's token
+    nll = -float(logprobs.mean(dtype=np.float64)) if len(logprobs) else 0.0
     flips = float((rows.column("rank")[:GATE_POSITIONS][valid] > 1).mean())
     guessing = float(np.log(vocabulary)) if vocabulary > 1 else float("inf")
     first = lane.rows.first - reference.rows.first if reference else 0

@@ -44,8 +44,9 @@ def bounded_rows(
 
     `targets` (n,), the stream's tokens, tighten the bounds where the engine names them beside its best. kl and kl_low
     are the lower bound, tv and tv_high the ends of the interval; rank is the place of the reference's best id among the
-    engine's own, one more than it names where it is not there. valid is 0 where a row is missing, not finite, or not a
-    distribution. Raises EngineError for ids outside the vocabulary.
+    engine's own, one more than it names where it is not there; logprob is NaN where the engine names no value for the
+    stream's token. valid is 0 where a row is missing, not finite, or not a distribution. Raises EngineError for ids
+    outside the vocabulary.
     """
     n = len(top.ids)
     if len(trace["k"]) != n:
@@ -78,8 +79,8 @@ def bounded_rows(
     place = (ids == best) & named
     rank = np.where(place.any(1), place.argmax(1) + 1, named.sum(1) + 1)
     ties = np.where(finite, (named & (logprobs == logprobs[:, :1])).sum(1) - 1, 0)
-    at_target = np.where(is_target, q, -np.inf).max(1, initial=-np.inf)
-    own = np.where(np.isfinite(top.target), top.target, at_target)
+    at_target = np.where(is_target.any(1), np.where(is_target, q, -np.inf).max(1, initial=-np.inf), np.nan)
+    own = np.where(np.isnan(top.target), at_target, top.target)
     rows: dict[str, NDArray[Any]] = {
         "kl": np.where(valid, lows[0], 0),
         "kl_low": np.where(valid, lows[0], 0),
