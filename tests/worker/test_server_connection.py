@@ -81,6 +81,7 @@ def test_a_refused_connection_is_tried_again_with_growing_waits_until_the_time_i
     fake: Fake, clock: Clock, connect
 ) -> None:
     connection = connect(fake)
+    connection.get("/version")
     fake.stop()
     with pytest.raises(Gone, match="no answer for 60 s: the connection was refused") as caught:
         connection.get("/version")
@@ -89,8 +90,17 @@ def test_a_refused_connection_is_tried_again_with_growing_waits_until_the_time_i
     assert "goes on where it stopped" in caught.value.next
 
 
+def test_an_address_where_nothing_ever_answered_is_given_up_sooner(fake: Fake, clock: Clock, connect) -> None:
+    connection = connect(fake)
+    fake.stop()
+    with pytest.raises(Gone, match="no answer for 10 s: the connection was refused"):
+        connection.get("/version")
+    assert clock.now == pytest.approx(10.0)
+
+
 def test_a_server_that_is_back_after_ten_seconds_answers(fake: Fake, clock: Clock, connect) -> None:
     connection = connect(fake)
+    connection.get("/version")
     fake.stop()
     clock.at(10.0, fake.start)
     assert connection.get("/version") == {"version": "1.2.3"}

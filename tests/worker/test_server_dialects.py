@@ -69,6 +69,21 @@ def test_rows_of_prompt_log_probabilities_are_the_bounds_of_the_truth(dialect: s
     assert stats["prefill_tokens"] == N and stats["decode_tokens"] == 0
 
 
+def test_a_token_that_equals_the_last_of_the_best_stands_beside_them(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flat(prefix: list[int]) -> Any:
+        return np.where(np.arange(truth.VOCABULARY) < 10, 3.0, 0.0)  # what is no best id is all alike
+
+    monkeypatch.setattr(truth, "logits", flat)
+    with Fake("vllm") as fake:
+        lane.start(fake.url)
+        lane.score()
+    rows = lane.job.joined()[1]
+    same(rows, expected(20))
+    assert (rows["ties"] == 9).all() and np.isfinite(rows["logprob"]).all()
+
+
 def test_nested_lists_say_the_same_as_flat_arrays(lane: Lane) -> None:
     with Fake("sglang", nested=True) as fake:
         lane.start(fake.url)

@@ -18,6 +18,8 @@ from workbench.worker.servers.answers import shown
 from workbench.worker.servers.wire import Link, Lost, TooLarge
 
 RETRY_SECONDS = 60.0
+FIRST_SECONDS = 10.0
+"""The same before anything has ever answered there: the address may be wrong."""
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 LOOK_SECONDS = 0.2
@@ -58,6 +60,7 @@ class Connection:
     ) -> None:
         self.address, self.timeout, self.look, self.retry_seconds = address, timeout, look, retry_seconds
         self.losses = 0
+        self._met = False
         self._key = key
         self._link: Link | None = None
         self.clock: Callable[[], float] = time.monotonic
@@ -126,12 +129,13 @@ class Connection:
 
     def wait(self, attempt: int, since: float, why: str, asked: float = 0.0) -> None:
         """Wait before trying again, the `attempt`-th time since `since`. Raises Gone where the time is up."""
-        left = self.retry_seconds - (self.clock() - since)
+        most = self.retry_seconds if self._met else min(FIRST_SECONDS, self.retry_seconds)
+        left = most - (self.clock() - since)
         pause = max(min(FIRST_WAIT * 2**attempt, LONGEST_WAIT), asked)
         if left <= 0 or asked > left:
             after = f" (it asks to wait {asked:g} s)" if asked > left else ""
             raise Gone(
-                f"no answer for {self.retry_seconds:g} s: {why}{after}",
+                f"no answer for {most:g} s: {why}{after}",
                 where=str(self.address),
                 next="Start the server and run the lane again: it goes on where it stopped.",
             )
@@ -193,6 +197,7 @@ class Connection:
             link = self._link = self._link or Link(self.address, self.timeout, lambda: self.look())
             try:
                 response = link.send(method, self.address.base + path, headers, data)
+                self._met = True
                 if 200 <= response.status < 300:
                     return link, response
                 said = self._said(link, response)

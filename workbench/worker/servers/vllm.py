@@ -184,10 +184,15 @@ class Vllm:
         return {}
 
     def _row(self, value: Any, where: str, target: int, ranked: Ranked) -> None:
+        """The best ids, and where the stream's token is not among them that one beside them.
+
+        How many there are tells which: a rank does not, since equal ones share it.
+        """
         best: list[tuple[int, float]] = []
         own = math.nan
         rank = 0
-        for key, entry in answers.table(value, where).items():
+        entries = answers.table(value, where)
+        for key, entry in entries.items():
             if not key.isdecimal():
                 raise answers.Malformed(f"names {answers.shown(key, 40)!r}, not a token id", where)
             token = answers.token(int(key), where, self.target.vocabulary)
@@ -196,11 +201,11 @@ class Vllm:
             place = 0 if place is None else answers.whole(place, f"{where}.rank")
             if token == target:
                 own, rank = logprob, place
-            if token != target or 0 < place <= ranked.width:
+            if token != target or len(entries) == ranked.width:
                 best.append((token, logprob))
         if math.isnan(own):
             raise answers.Missing(f"does not name the prompt's token {target}", where)
-        if not ranked.width <= len(best) + (rank > ranked.width) or len(best) > ranked.width:
+        if len(best) != ranked.width:
             raise answers.Malformed(f"names {len(best)} best ids, not {ranked.width}", where)
         ranked.add(best, own, rank)
 
