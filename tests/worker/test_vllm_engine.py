@@ -16,11 +16,13 @@ from tokenizers import Tokenizer
 from workbench.config.lane import parse_spec
 from workbench.engines.environments import environment_for
 from workbench.engines.process import EngineProcess
-from workbench.errors import EngineError
+from workbench.errors import EngineError, InvalidLaneError
 from workbench.paths import worker_path
 from workbench.protocol import events
 from workbench.protocol.columns import cut, join
 from workbench.protocol.wire import pack, read_frame
+from workbench.run.checks import check_effective, check_predictions
+from workbench.store.state import Columns, LaneRecord, LaneState
 from workbench.worker.backends.transformers import make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -238,8 +240,15 @@ def test_what_is_forced_past_the_table_is_caught_by_what_runs_and_by_nonsense(py
         send(events.Score(2, 1, False, arrays={"ids": ids[:300]}))
         scored, rows = until(2)
         assert isinstance(scored, events.Scored), scored
-        assert flips(join("rows", rows)) > 0.9
+        measured = join("rows", rows)
+        assert flips(measured) > 0.9
         send(events.Stop())
+    with pytest.raises(InvalidLaneError, match="asked for FLASHINFER, runs CPU_ATTN"):
+        check_effective(spec, started.effective)
+    lane = LaneState(LaneRecord(1, "forced", "lane", spec.to_json()), Columns("rows", 1), Columns("continuation", 0))
+    lane.rows.append(1, measured)
+    with pytest.raises(InvalidLaneError, match="are nonsense"):
+        check_predictions(lane, None, started.effective["vocabulary"])
 
 
 def test_what_cannot_be_done_is_refused_before_anything_loads(vllm, smollm2, tmp_path):
