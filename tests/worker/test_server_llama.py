@@ -117,7 +117,7 @@ def test_a_session_is_scored_a_token_a_request_and_again_from_its_middle(plain, 
     assert isinstance(again, events.Scored), again
     rest = child.joined()
     assert len(rest["kl"]) == N - 61
-    assert again.stats["fed"] == 60
+    assert (again.stats["fed"], again.stats["recomputed"]) == (60, 0)
     for name in ("kl", "rank", "logprob", "top_ids"):
         assert np.array_equal(rest[name], rows[name][60:]), name  # the same cache history, the same bits
 

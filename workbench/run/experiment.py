@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -367,6 +368,7 @@ class Experiment:
         # Beside another engine only what departs from that engine's own defaults is worth a word.
         mine, theirs = configuration.to_json(), with_engine(self._ask.reference, configuration.engine).to_json()
         parts = [configuration.engine] if configuration.engine != self._ask.reference.engine else []
+        mine["model"], theirs["model"] = Path(str(mine["model"])).name, Path(str(theirs["model"])).name
         parts += [f"{axis} {mine[axis]}" for axis in mine if axis != "extra" and mine[axis] != theirs[axis]]
         parts += [f"{key} {value}" for key, value in configuration.extra]
         name = " · ".join(parts) or "reference again"

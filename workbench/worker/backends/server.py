@@ -143,7 +143,7 @@ class ServerBackend:
                 next=f"{dialect.context_advice}, or use a shorter session.",
             )
         step = int(dict(self.configuration.extra).get("step", "0"))
-        before = dialect.recomputed if isinstance(dialect, LlamaServer) else 0
+        before = (dialect.recomputed, dialect.fed) if isinstance(dialect, LlamaServer) else (0, 0)
         scoring = Scoring(
             dialect, request, job, self._best, step, self._width, lambda: connection.losses, self._check_identity
         )
@@ -151,7 +151,7 @@ class ServerBackend:
         stats = scoring.run()
         self._tokens = ids.tolist()
         if isinstance(dialect, LlamaServer):
-            stats["recomputed"] = dialect.recomputed - before
+            stats |= {"recomputed": dialect.recomputed - before[0], "fed": dialect.fed - before[1]}
         return {**stats, "connections_lost": connection.losses - losses, **self.stats()}
 
     def generate(self, request: Generate, job: Job) -> dict[str, Any]:

@@ -101,6 +101,10 @@ class Dialect(Protocol):
         """The position ranges that one request each scores; `step` 0 leaves the choice."""
         ...
 
+    def prepare(self, ids: list[int]) -> None:
+        """Before rows behind `ids` are scored that others came before: what makes them those of a run without a gap."""
+        ...
+
     def score(self, ids: list[int], first: int, best: int) -> Top | Whole:
         """The distributions that predict the positions `first` to n − 1 of `ids` (n)."""
         ...

@@ -1,9 +1,11 @@
 """llama.cpp's llama-server: log-probabilities of the next token only, so forced scoring asks once a token.
 
-Each request is one token longer than the last and takes the rest from its slot's cache; the first of a run begins with
-an empty one, since other histories give other numerics. The stream's token is made the one that is generated, by a bias
-that the log-probabilities do not see, so its own comes as well. Names: b11434; seen with b11549. Generated tokens that
-came out of a verification step have no log-probabilities there (or 0.0 with nothing beside it): those are never used.
+Each request is one token longer than the last and takes the rest from its slot's cache. Other histories give other
+numerics, so a run begins with an empty cache; one that goes on in the middle, or on a server that was started again,
+first feeds what lies before in the same way, and then gives the same rows, bit for bit. The stream's token is made the
+one that is generated, by a bias that the log-probabilities do not see, so its own comes as well. Names: b11434; seen
+with b11549. Generated tokens that came out of a verification step have no log-probabilities there (or 0.0 with nothing
+beside it): those are never used.
 """
 
 from __future__ import annotations
@@ -59,14 +61,18 @@ class LlamaServer:
 
     def __init__(self, connection: Connection, target: Target) -> None:
         self.connection, self.target = connection, target
-        self._held = -1
-        """Positions that the slot holds of the run in progress."""
+        self._held: list[int] = []
+        """What the slot holds of the run in progress."""
+        self._keeps = True
+        """Whether feeding a slot anew that had lost what it held is of use."""
         self._kinds: str | None = None
         """The drafters of this server, as an answer tells them: its properties say `none` whatever it does."""
         self._plain = -1
         """A token that is a whole character."""
         self.recomputed = 0
         """Requests in which the slot had lost what it held, and the whole prefix was run at once."""
+        self.fed = 0
+        """Tokens that were fed only to have the slot hold them."""
 
     def served(self) -> Served:
         """Model card and properties; the card has no file's hash."""
@@ -112,13 +118,17 @@ class LlamaServer:
         """Equal pieces, one request for each of their positions."""
         return evenly(first, n, step or PIECE)
 
+    def prepare(self, ids: list[int]) -> None:
+        """Feed them by one request each from an empty cache on."""
+        self._keeps = True
+        self._feed(ids)
+
     def score(self, ids: list[int], first: int, best: int) -> Top:
         """One request a position; a run that goes on where the last one stopped keeps the slot's cache."""
         ranked = Ranked(best)
         for position in range(first, len(ids)):
             wanted = ids[position]
-            own, pairs = self._next(ids[:position], best, wanted, keep=position == self._held + 1)
-            self._held = position
+            own, pairs = self._after(ids[:position], best, wanted)
             if not pairs:  # of a token that is half a character, or ends the text, it tells nothing
                 _, pairs = self._next(ids[:position], best, self._plain_token(), keep=True)
                 if not pairs:
@@ -149,7 +159,7 @@ class LlamaServer:
             "id_slot": SLOT,
             "stream": True,
         }
-        self._held = -1
+        self._held = []
         steps = _Steps()
         for event in self.connection.stream("/completion", body):
             chunk = answers.table(event, "event")
@@ -204,6 +214,25 @@ class LlamaServer:
         )
         parameters = answers.table(defaults.get("params") or {}, "/props params")
         return {name: parameters[name] for name in SAMPLING if name in parameters}
+
+    def _after(self, ids: list[int], best: int, token: int) -> tuple[float, list[tuple[int, float]]]:
+        """`_next` behind what the slot holds, or from an empty cache; a slot that lost it is fed anew."""
+        keep = len(ids) > 1 and self._held == ids[:-1]
+        before = self.recomputed
+        answer = self._next(ids, best, token, keep=keep)
+        if self.recomputed > before and self._keeps:  # a server that was started again, or others in the slot
+            self._feed(ids[:-1])
+            before = self.recomputed
+            answer = self._next(ids, best, token, keep=True)
+            self._keeps = self.recomputed == before  # where it never keeps anything, this would have no end
+        self._held = ids
+        return answer
+
+    def _feed(self, ids: list[int]) -> None:
+        for stop in range(1, len(ids) + 1):
+            self._next(ids[:stop], 0, ids[stop - 1], keep=stop > 1)
+            self.fed += 1
+        self._held = ids
 
     def _next(self, ids: list[int], best: int, token: int, *, keep: bool) -> tuple[float, list[tuple[int, float]]]:
         """ln q of `token`, NaN where it is not given, and the `best` ids that may follow; none where it tells none."""

@@ -42,6 +42,8 @@ class Scoring:
         phase = self.dialect.paths[0]
         pieces = list(self.dialect.pieces(self.request.first, len(ids), self.step))  # refuses before anything is run
         checks = check_repeats(self.dialect, ids, self.best) if pieces else {}
+        if pieces:
+            self.dialect.prepare(ids[: self.request.first - 1])
         began = time.perf_counter()
         busy = rows_seconds = 0.0
         run = 0

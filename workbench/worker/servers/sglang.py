@@ -83,6 +83,9 @@ class Sglang:
         """Equal pieces: each runs again only what it scores."""
         return evenly(first, n, step or PIECE)
 
+    def prepare(self, ids: list[int]) -> None:
+        """Nothing: a request runs what it scores."""
+
     def score(self, ids: list[int], first: int, best: int) -> Top:
         """One request; the server runs the positions from `first` − 1 on and takes the rest from its cache."""
         rows = len(ids) - first

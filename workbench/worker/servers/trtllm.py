@@ -87,6 +87,9 @@ class Trtllm:
         if first < n:
             yield first, n
 
+    def prepare(self, ids: list[int]) -> None:
+        """Nothing: a request runs its whole prefix."""
+
     def score(self, ids: list[int], first: int, best: int) -> Whole:
         """One request; row i of the answer predicts position i + 1."""
         body = {

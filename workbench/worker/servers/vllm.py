@@ -89,6 +89,9 @@ class Vllm:
         """Growing prefixes."""
         return growing(first, n, step, LEAST_PIECE)
 
+    def prepare(self, ids: list[int]) -> None:
+        """Nothing: a request runs its whole prefix."""
+
     def score(self, ids: list[int], first: int, best: int) -> Top:
         """One request for the whole prefix."""
         body = {
