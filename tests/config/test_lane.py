@@ -142,6 +142,12 @@ def test_what_a_device_or_a_combination_forbids_is_refused_with_the_reason(
     assert works in refused.next
 
 
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    refused = axes.refusal(parse_spec("server:url=http://me:secret@host:1/v1"))
+    assert refused is not None and "holds a name or password" in str(refused)
+    assert "secret" not in str(refused) and "key_env" in refused.next
+
+
 def test_a_thousand_threads_are_refused() -> None:
     refused = axes.refusal(parse_spec("llamacpp:threads=9999"))
     assert refused is not None and "starve" in str(refused)

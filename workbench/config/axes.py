@@ -108,7 +108,7 @@ ENGINES: dict[str, Engine] = {
             "path": ("prefill", "decode"),
         },
         keys={
-            "url": r"https?://.+",
+            "url": r"https?://[^@]+",
             "dialect": "auto|vllm|sglang|trtllm|llama-server",
             "served": ".+",
             "key_env": r"[A-Za-z_][A-Za-z0-9_]*",
@@ -146,7 +146,7 @@ def kind_of(configuration: Configuration, here: Accelerator | None = None) -> st
 def refusal(configuration: Configuration, here: Accelerator | None = None) -> ConfigurationError | None:
     """Why this configuration cannot run on its engine on a machine of this kind (this one where None), or None."""
     engine = ENGINES.get(configuration.engine)
-    where = f"lane {configuration.to_line()}"
+    where = f"lane {_masked(configuration.to_line())}"
     if engine is None:
         return ConfigurationError(
             f"there is no engine {configuration.engine!r}", where=where, next=f"Engines: {', '.join(ENGINES)}."
@@ -177,9 +177,10 @@ def refusal(configuration: Configuration, here: Accelerator | None = None) -> Co
         if not re.fullmatch(engine.keys[key], value):
             pattern = engine.keys[key]
             form = "a number" if pattern == NUMBER else pattern.replace(NUMBER, "a number").replace("|", ", ")
-            return ConfigurationError(
-                f"{key}={value} is not {form}", where=where, next=f"Such as {key}={_sample(key)}."
-            )
+            what = f"{key}={_masked(value)} is not {form}"
+            if key == "url" and "@" in value:
+                what = f"url={_masked(value)} holds a name or password, which would be stored with the lane"
+            return ConfigurationError(what, where=where, next=f"Such as {key}={_sample(key)}.")
     if found := rules.conflict(configuration, device):
         return ConfigurationError(found[0], where=where, next=found[1])
     return None
@@ -206,9 +207,15 @@ def check(configuration: Configuration) -> Configuration:
     return configuration
 
 
+def _masked(text: str) -> str:
+    """Without what stands between an address's scheme and its host."""
+    return re.sub(r"//[^/]*@", "//…@", text)
+
+
 def _sample(key: str) -> str:
     samples = {
-        "url": "http://127.0.0.1:8000", "dialect": "auto", "served": "NAME", "key_env": "OPENAI_API_KEY",
+        "url": "http://127.0.0.1:8000, and key_env=NAME for a key from the environment", "dialect": "auto",
+        "served": "NAME", "key_env": "OPENAI_API_KEY",
         "logprobs": "256", "executor": "ray", "batch_invariant": "on", "kv_space": "4", "gpu_memory": "0.9",
     }  # fmt: skip
     return samples.get(key, "32")
