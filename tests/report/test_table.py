@@ -164,7 +164,7 @@ def test_what_ran_is_shown_where_engines_or_words_differ(form: Any) -> None:
 
 
 def test_versions_are_compared_within_an_engine_only_and_equal_notes_are_merged() -> None:
-    other = {"engine": "llamacpp", "version": "0.3.36", "threads": 1, "notes": ["fed in chunks"]}
+    other = {"engine": "llamacpp", "version": "0.3.36", "threads": 1, "engine_notes": ["fed in chunks"]}
     own = {"engine": "transformers", "version": "4", "threads": 2}
     text = table.text(comparison(lane("a", manifest=other), lane("b", manifest=other), lane("c", manifest=own)))
     assert "a, b: not under the reference's conditions: threads 1, not 2\n" in text

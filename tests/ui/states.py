@@ -339,7 +339,7 @@ ACCEPTANCE = acceptance([4] * 40, [2, 3] * 20)
 
 def effective(engine: str, **values: Any) -> dict[str, Any]:
     """A manifest as an engine leaves it."""
-    usual = {"engine": engine, "device": "cpu", "threads": 2, "chunk": 512, "logits": "full", "notes": []}
+    usual = {"engine": engine, "device": "cpu", "threads": 2, "chunk": 512, "logits": "full", "engine_notes": []}
     return {**usual, **values}
 
 

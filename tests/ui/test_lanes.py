@@ -44,7 +44,8 @@ def hostile_state():
     state.damage = ["lost \x1b[31mchunk"]
     evil = "\x1b[2J[red]evil\u202e\n\x9b31m"
     manifest = {
-        "engine": evil, "version": evil, "attn": evil, "notes": [evil], "differs": evil, "runs": evil, "logits": evil,
+        "engine": evil, "version": evil, "attn": evil, "engine_notes": [evil], "differs": evil, "runs": evil,
+        "logits": evil,
         "build": evil, "kv": {"scheme": evil}, "argv": [evil],
     }  # fmt: skip
     state.lanes[1].record = replace(state.lanes[1].record, manifest=manifest, stats={"no_effect": evil})

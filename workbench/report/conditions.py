@@ -112,7 +112,7 @@ def _of_lane(lane: Lane, reference: Lane) -> list[str]:
         said.append(f"not under the reference's conditions: {unlike}")
     if lane.get("excluded"):
         said.append(f"{lane['excluded']} positions excluded (non-finite)")
-    return [*said, *sentences(manifest, "notes")]
+    return [*said, *sentences(manifest, "engine_notes")]
 
 
 def _interval(lane: Lane, manifest: Lane) -> str:

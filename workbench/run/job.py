@@ -89,7 +89,8 @@ class Job:
         # Log-probabilities under speculation are wrong in some engines and unchecked in others.
         plain = replace(configuration, draft="none", width=0)
         started = self._start(plain, path, context)
-        effective = started.effective
+        # The session's own notes, on how it was rendered, stand under "notes" already.
+        effective = {"engine_notes" if name == "notes" else name: value for name, value in started.effective.items()}
         self._vocabulary = int(effective.get("vocabulary") or 0)
         manifest = {**self.lane.record.manifest, **made, **effective, "requested": configuration.to_line()}
         if differs := differences(plain, effective):

@@ -73,8 +73,9 @@ class ManifestBody(Lines):
                 rows += self._fact(mark.word, mark.why, width)
         rows += [Row(width, ink.text), *self._settings(width), Row(width, ink.text)]
         rows += self._drafter(width)
-        for text in sentences(record.manifest, "notes"):
-            rows += self._fact("note", text, width)
+        for key in ("engine_notes", "notes"):
+            for text in sentences(record.manifest, key):
+                rows += self._fact("note", text, width)
         rows.append(Row(width, ink.text))
         for key in FACTS:
             if (value := _text(record.manifest.get(key))) and value != "none":
