@@ -89,6 +89,8 @@ def test_a_setting_that_changed_not_one_bit_had_no_effect() -> None:
     assert no_effect(same, [plain, same]) == "vllm:"
     assert no_effect(lane("vllm:weights=fp16", seed=1), [plain]) == ""
     assert no_effect(lane("vllm:attn=CPU_ATTN"), [plain]) == "", "auto may well be what was chosen"
+    assert no_effect(lane("vllm:weights=checkpoint"), [plain]) == "", "the folder may well hold what the other names"
+    assert no_effect(lane("vllm:draft=ngram,lookup_max=3"), [plain]) == "", "divergence is measured without it"
     assert no_effect(lane("vllm:kv_space=2"), [plain]) == "", "room is no setting of the numerics"
     assert no_effect(lane("llamacpp:"), [plain]) == "", "another engine"
     unfinished = lane("vllm:")

@@ -72,6 +72,7 @@ def test_engines_and_what_they_give_have_short_names() -> None:
         ("transformers:kv=int8", "bf16", "the reference although kv differs: the setting had no effect"),
         ("transformers:kv=int8", "reference", "the reference although kv differs: the setting had no effect"),
         ("transformers:kv=int8,kv_group=8", "other", "other although weights, kv and kv_group differ: the settings"),
+        ("vllm:kv=fp8,draft=ngram,width=3", "bf16", "although engine, kv and attn differ"),
         ("transformers:kv=int8", "gone", "gone although a setting differs: it had no effect"),
     ],
 )

@@ -16,6 +16,14 @@ from workbench.config.machine import Accelerator, accelerator
 from workbench.errors import ConfigurationError
 
 NUMBER = r"[0-9]+"
+COUNT = r"0*[1-9][0-9]*"
+"""Zero would be taken for "as you like" by one engine, and end another."""
+_SPACE = r"(?=.*[1-9])[0-9]+(\.[0-9]+)?"
+_SHARE = r"0\.0*[1-9][0-9]*|1"
+_FORMS = {
+    NUMBER: "a number", COUNT: "a number above 0", _SPACE: "a number of GiB above 0", _SHARE: "a share of up to 1",
+    r"https?://[^@]+": "an http address", r"[A-Za-z_][A-Za-z0-9_]*": "the name of a variable",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ ENGINES: dict[str, Engine] = {
             "draft": ("none",),
             "path": ("prefill", "decode"),
         },
-        keys={"kv_group": NUMBER},
+        keys={"kv_group": COUNT},
     ),
     "llamacpp": Engine(
         "llamacpp",
@@ -65,7 +73,7 @@ ENGINES: dict[str, Engine] = {
             "draft": ("none",),
             "path": ("prefill", "decode"),
         },
-        keys={"gpu_layers": NUMBER, "n_ubatch": NUMBER},
+        keys={"gpu_layers": NUMBER, "n_ubatch": COUNT},
     ),
     "vllm": Engine(
         "vllm",
@@ -86,15 +94,15 @@ ENGINES: dict[str, Engine] = {
             "path": ("prefill", "decode"),
         },
         keys={
-            "logprobs": rf"auto|trace|full|{NUMBER}",
-            "tensor_parallel": NUMBER,
-            "pipeline_parallel": NUMBER,
+            "logprobs": rf"auto|trace|full|{COUNT}",
+            "tensor_parallel": COUNT,
+            "pipeline_parallel": COUNT,
             "executor": "mp|uni|ray",
             "batch_invariant": "on|off",
-            "kv_space": r"[0-9]+(\.[0-9]+)?",
-            "gpu_memory": r"0\.[0-9]+|1",
-            "lookup_min": NUMBER,
-            "lookup_max": NUMBER,
+            "kv_space": _SPACE,
+            "gpu_memory": _SHARE,
+            "lookup_min": COUNT,
+            "lookup_max": COUNT,
         },
         on={"cpu": VLLM_CPU},
     ),
@@ -176,7 +184,7 @@ def refusal(configuration: Configuration, here: Accelerator | None = None) -> Co
             return ConfigurationError(f"{engine.name} has no key {key!r}", where=where, next=own)
         if not re.fullmatch(engine.keys[key], value):
             pattern = engine.keys[key]
-            form = "a number" if pattern == NUMBER else pattern.replace(NUMBER, "a number").replace("|", ", ")
+            form = _FORMS.get(pattern) or pattern.replace(COUNT, _FORMS[COUNT]).replace("|", ", ")
             what = f"{key}={_masked(value)} is not {form}"
             if key == "url" and "@" in value:
                 what = f"url={_masked(value)} holds a name or password, which would be stored with the lane"
@@ -189,7 +197,10 @@ def refusal(configuration: Configuration, here: Accelerator | None = None) -> Co
 def _not_here(configuration: Configuration, device: str, here: Accelerator | None) -> tuple[str, str] | None:
     """What a lane asks for that this machine does not have, and what it has."""
     machine, cores = here or accelerator(), os.cpu_count() or 1
-    if device not in ("cpu", machine) and (device, machine) != ("cuda", "rocm"):
+    kind, number, _ = configuration.device.partition(":")
+    if (number and kind not in ("cuda", "rocm")) or (
+        device not in ("cpu", machine) and (device, machine) != ("cuda", "rocm")
+    ):
         return (
             f"device={configuration.device} is not here",
             f"Here: {'|'.join(dict.fromkeys(('auto', machine, 'cpu')))}.",

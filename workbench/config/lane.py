@@ -218,7 +218,8 @@ def _typed(key: str, value: str, kind: type, spec: str) -> Any:
     try:
         return kind(value)
     except ValueError as error:
-        raise ConfigurationError(f"{key}={value} must be a {kind.__name__}", where=f"lane {spec!r}") from error
+        form = "a whole number" if kind is int else "a number"
+        raise ConfigurationError(f"{key}={value} must be {form}", where=f"lane {spec!r}") from error
 
 
 def _plain(value: Any) -> str:

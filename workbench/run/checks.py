@@ -24,7 +24,7 @@ AS_IT_COMES = ("auto", "file", "checkpoint", "served")
 """Values that leave the choice to the engine, the file or the server: what runs cannot contradict them."""
 
 SETTINGS = ("model", "weights", "kv", "attn")
-_NO_SETTING = ("logprobs", "timeout", "step", "key_env", "kv_space", "gpu_memory")
+_NO_SETTING = ("logprobs", "timeout", "step", "key_env", "kv_space", "gpu_memory", "lookup_min", "lookup_max")
 
 
 def differences(configuration: Configuration, effective: dict[str, Any]) -> list[str]:
@@ -126,10 +126,13 @@ def _scheme(value: Any) -> Any:
 
 
 def _differ(mine: Configuration, theirs: Configuration) -> bool:
-    """Whether a setting of the numerics was asked for otherwise; `auto` may well be what the other names."""
+    """Whether a setting of the numerics was asked for otherwise; what was left open may well be what the other names.
+
+    Drafters are no such setting: divergence is measured without them.
+    """
     pairs = [(getattr(mine, name), getattr(theirs, name)) for name in SETTINGS]
     own, other = ([(key, value) for key, value in each.extra if key not in _NO_SETTING] for each in (mine, theirs))
-    return own != other or any(a != b and "auto" not in (a, b) for a, b in pairs)
+    return own != other or any(a != b and not {a, b} & set(AS_IT_COMES) for a, b in pairs)
 
 
 def _same_rows(lane: LaneState, other: LaneState) -> bool:

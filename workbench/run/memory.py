@@ -58,8 +58,12 @@ def estimate_bytes(configuration: Configuration, shape: Shape, positions: int) -
     stored = keys_and_values(configuration.kv)
     value = sum(KV_BYTES.get(kind, 2.0) for kind in stored) / 2
     kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * positions * value
+    if (space := dict(configuration.extra).get("kv_space")) is not None:
+        kv = float(space) * 2**30
     wide = configuration.engine != "transformers" or configuration.weights == "fp32"
-    logits = configuration.chunk * shape.vocabulary * (4 if wide else 2)
+    # vLLM makes room for whole chunks, however short the session is.
+    rows = configuration.chunk if configuration.engine == "vllm" else min(configuration.chunk, positions)
+    logits = rows * shape.vocabulary * (4 if wide else 2)
     return int(weights + kv + 2 * logits) + runtime
 
 
@@ -81,5 +85,5 @@ def check_fits(configuration: Configuration, needed: int, free: int | None) -> N
         raise ConfigurationError(
             f"needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
             where=f"lane {configuration.to_line()}",
-            next="Close something, shorten ctx, or choose smaller weights or KV.",
+            next="Close something, shorten ctx or chunk, or choose smaller weights or KV.",
         )

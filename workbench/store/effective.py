@@ -24,6 +24,8 @@ UNREAD = "?"
 
 SETTINGS: tuple[str, ...] = ("weights", "kv", "attn", "draft", "device", "threads", "chunk")
 _NOT_ALWAYS_ASKED = ("device", "threads", "chunk")
+_OF_A_DRAFTER = ("draft", "width", "lookup_min", "lookup_max")
+"""Divergence is measured without it: what these change is acceptance and speed."""
 
 Manifest = dict[str, Any]
 
@@ -137,6 +139,7 @@ def without_effect(record: LaneRecord, others: Iterable[LaneRecord]) -> str:
     shown = [item for item in others if item.kind != "floor"]
     other = next((item for item in shown if twin in (item.name, item.kind if item.kind == "reference" else "")), None)
     names = differing(record.configuration, other.configuration) if other is not None else []
+    names = [name for name in names if name not in _OF_A_DRAFTER]
     subject = "the reference" if other is not None and other.kind == "reference" else twin
     if not names:
         return f"bit-identical to {subject} although a setting differs: it had no effect"
