@@ -27,8 +27,8 @@ SEED = 1
 SCHEME = f"permuted:{SEED}"
 NOTE = (
     "its bf16 weights are the published Q4_1 weights dequantised, their dimensions permuted (the same function) so "
-    "that 4-bit schemes do not snap back to that grid; still a model that was 4-bit once: compare schemes with one another, "
-    "and expect other figures of other models"
+    "that 4-bit schemes do not snap back to that grid; still a model that was 4-bit once: compare schemes with one "
+    "another, and expect other figures of other models"
 )
 
 
