@@ -67,7 +67,7 @@ def test_engines_lists_where_each_runs_and_json_the_same(capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert main(["engines", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert {fact["engine"] for fact in listed["engines"]} == set(ENGINES)
+    assert {fact["engine"] for fact in listed["engines"]} == {*ENGINES, "llmcompressor"}
     assert all(fact["python"] in text for fact in listed["engines"])
     (server,) = listed["environments"]
     assert (server["environment"], server["state"]) == ("llama-server", "absent")

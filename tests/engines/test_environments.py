@@ -77,7 +77,7 @@ def test_an_interpreter_that_cannot_answer_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_every_engine_that_a_lane_can_name_has_an_interpreter_to_look_for() -> None:
-    assert set(environments.NEEDED) == set(ENGINES)
+    assert set(environments.NEEDED) - {"llmcompressor"} == set(ENGINES)  # which makes weights and runs no lane
 
 
 def test_a_server_lane_runs_in_our_own_interpreter_and_lacks_nothing() -> None:

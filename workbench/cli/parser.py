@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from workbench import __version__
+from workbench.config.schemes import GROUPS, SCHEMES
 
 _SESSION = "FILE.json, FILE.jsonl#ID, or a sample session's name"
 _MODEL = "a folder, a GGUF file, a hub id, or a name from `models`"
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("--json", action="store_true")
 
     _add_engines(commands)
+    _add_quantize(commands)
 
     template = _command(
         commands, "template", "template.template", "where the prompts of two engines first differ, and their sampling"
@@ -72,6 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     template.add_argument("--model", metavar="NAME|PATH", help=_MODEL)
     template.add_argument("--lane", action="append", default=[], metavar="SPEC", help="engine:key=value,...; give two")
     template.add_argument("--json", action="store_true")
+
+    _add_lab(commands)
 
     doctor = _command(commands, "doctor", "machine.doctor", "engines, versions, devices, memory, and what is missing")
     doctor.add_argument("--json", action="store_true")
@@ -101,6 +105,53 @@ def _add_engines(commands: Any) -> None:
         "CMAKE_ARGS='-DGGML_CUDA=on' workbench engines install llamacpp builds for an NVIDIA GPU. add uses a Python "
         "where the engine is installed already; remove takes that back, or deletes what install made."
     )
+
+
+def _add_quantize(commands: Any) -> None:
+    quantize = _command(commands, "quantize", "quantize.quantize", "make quantized weights of a model by llmcompressor")
+    quantize.add_argument("model", metavar="MODEL", nargs="?", help=f"{_MODEL}; default: the embedded one")
+    quantize.add_argument("--scheme", required=True, choices=tuple(SCHEMES), help="a lane names it as its weights")
+    quantize.add_argument("--group", choices=GROUPS, help="inputs that share a scale; default: the scheme's own")
+    quantize.add_argument(
+        "--calibrate", action="append", default=[], metavar="SESSION", help=f"text to calibrate on: {_SESSION}"
+    )
+    quantize.add_argument(
+        "--ignore", action="append", default=[], metavar="MODULE", help="a Linear that is left alone, beside lm_head"
+    )
+    quantize.add_argument("-o", "--output", metavar="FOLDER", help="where to; default: the cache that lanes use")
+    quantize.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    quantize.epilog = (
+        "The folder is in the compressed-tensors format, which transformers and vLLM load; quantization.json beside "
+        "the weights says how it was made. A run that was stopped leaves nothing and begins anew."
+    )
+
+
+def _add_lab(commands: Any) -> None:
+    about = "the router lab: make sessions, train the embedded model to act in it, merge the adapter"
+    lab = commands.add_parser("lab", help=about, description=about)
+    jobs = lab.add_subparsers(title="jobs", metavar="JOB", required=True)
+    generate = _command(jobs, "generate", "lab.generate", "sessions with questions whose calls and answers are known")
+    generate.add_argument("-o", "--output", metavar="FILE.jsonl", required=True)
+    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--sessions", type=int, default=10, metavar="N")
+    generate.add_argument("--tokens", type=int, default=7000, metavar="N", help="of each session, about (7000)")
+    generate.add_argument("--split", choices=("train", "test"), default="test", help="test: names that training lacks")
+    generate.add_argument("--model", metavar="FOLDER", help="whose tokens to count (the embedded model's)")
+    train = _command(jobs, "train", "lab.train", "train the adapter; the same command goes on after an interruption")
+    train.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of training in all (60)")
+    train.add_argument(
+        "--tokens", type=int, default=0, metavar="N", help="of training data (as many as the time takes)"
+    )
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--threads", type=int, default=0, metavar="N", help="(as many as there are cores)")
+    train.add_argument("--checkpoint", type=float, default=5.0, metavar="MINUTES", help="between checkpoints (5)")
+    train.add_argument("--restart", action="store_true", help="throw away what an interrupted training left")
+    train.add_argument("-o", "--output", metavar="FOLDER", help="for data, checkpoint and adapter")
+    train.add_argument("--json", action="store_true")
+    merge = _command(jobs, "merge", "lab.merge", "the embedded model with the adapter merged in, as a model of its own")
+    merge.add_argument("adapter", metavar="FOLDER", nargs="?", help="what `lab train` wrote")
+    merge.add_argument("-o", "--output", metavar="FOLDER", help="instead of the model cache")
+    merge.add_argument("--json", action="store_true")
 
 
 def _add_session(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from workbench.config import rules
 from workbench.config.lane import Configuration
 from workbench.config.machine import Accelerator, accelerator
+from workbench.config.schemes import GROUPS, SCHEMES
 from workbench.errors import ConfigurationError
 
 NUMBER = r"[0-9]+"
@@ -20,6 +21,7 @@ COUNT = r"0*[1-9][0-9]*"
 """Zero would be taken for "as you like" by one engine, and end another."""
 _SPACE = r"(?=.*[1-9])[0-9]+(\.[0-9]+)?"
 _SHARE = r"0\.0*[1-9][0-9]*|1"
+_GROUPS = "|".join(GROUPS)
 _FORMS = {
     NUMBER: "a number", COUNT: "a number above 0", _SPACE: "a number of GiB above 0", _SHARE: "a share of up to 1",
     r"https?://[^@]+": "an http address", r"[A-Za-z_][A-Za-z0-9_]*": "the name of a variable",
@@ -56,13 +58,13 @@ ENGINES: dict[str, Engine] = {
     "transformers": Engine(
         "transformers",
         {
-            "weights": ("bf16", "fp32", "int8"),
+            "weights": ("bf16", "fp32", "int8", *SCHEMES, "checkpoint"),
             "kv": ("bf16", "fp32", "int8", "int4"),
             "attn": ("sdpa", "eager", "flex"),
             "draft": ("none",),
             "path": ("prefill", "decode"),
         },
-        keys={"kv_group": COUNT},
+        keys={"kv_group": COUNT, "w_group": _GROUPS, "w_calibration": ".+"},
     ),
     "llamacpp": Engine(
         "llamacpp",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from workbench.config.lane import Configuration
+from workbench.config.schemes import SCHEMES, recipe
+from workbench.errors import ConfigurationError
 
 DEFAULT_KV_GROUP = 32
 
@@ -66,7 +68,7 @@ def reason(configuration: Configuration, axis: str, device: str) -> str:
 def conflict(configuration: Configuration, device: str) -> tuple[str, str] | None:
     """What is wrong with the combination of values, and what to do about it."""
     own = dict(configuration.extra)
-    if (found := _drafter_conflict(configuration)) is not None:
+    if (found := _drafter_conflict(configuration) or _scheme_conflict(configuration, own)) is not None:
         return found
     match configuration.engine:
         case "transformers" if "kv_group" in own and configuration.kv not in ("int8", "int4"):
@@ -99,6 +101,22 @@ def _drafter_conflict(configuration: Configuration) -> tuple[str, str] | None:
         return f"draft={kind} needs the drafter's weights", f"Such as draft={kind}@PATH."
     if kind in ("none", "ngram", "suffix") and path:
         return f"draft={kind} takes no path", f"Write draft={kind}."
+    return None
+
+
+def _scheme_conflict(configuration: Configuration, own: dict[str, str]) -> tuple[str, str] | None:
+    scheme = SCHEMES.get(configuration.weights)
+    if "w_group" in own and scheme is None:
+        return f"w_group has no effect on weights={configuration.weights}", f"Use weights={'|'.join(SCHEMES)}."
+    if "w_calibration" in own and not (scheme and scheme.calibrated):
+        calibrated = "|".join(name for name, each in SCHEMES.items() if each.calibrated)
+        what = f"weights={configuration.weights} reads no calibration text"
+        return what, f"Use weights={calibrated}, or leave w_calibration out."
+    if scheme is not None:
+        try:
+            recipe(configuration.weights, own.get("w_group", ""))
+        except ConfigurationError as error:
+            return error.what, error.next
     return None
 
 

@@ -122,8 +122,8 @@ def _load(environment: Environment) -> None:
 
 
 def _declared(engine: str) -> dict[str, tuple[str, ...]]:
-    table, device = ENGINES[engine], accelerator()
-    return {axis: table.values(axis, device) for axis in table.axes}
+    table, device = ENGINES.get(engine), accelerator()
+    return {axis: table.values(axis, device) for axis in table.axes} if table else {}
 
 
 def _axes(facts: dict[str, Any]) -> dict[str, tuple[str, ...]]:

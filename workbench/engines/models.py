@@ -20,6 +20,7 @@ from workbench.config.lane import EMBEDDED_MODEL
 from workbench.engines import embedded
 from workbench.engines.gguf import read_gguf
 from workbench.engines.made import plain_name, remove_made
+from workbench.engines.quantized import remove_quantized
 from workbench.engines.weights import (
     Progress,
     file_hash,
@@ -153,7 +154,7 @@ def remove_model(name: str) -> int:
             freed += kept.stat().st_size
             kept.unlink()
     _register(name, None)
-    return freed + remove_made(name)
+    return freed + remove_made(name) + remove_quantized(name)
 
 
 def list_models() -> list[Listed]:

@@ -39,7 +39,16 @@ _ANY = ""
 PLANS: dict[str, dict[Accelerator | str, Plan]] = {
     "transformers": {
         _ANY: Plan(
-            (("torch==2.13.0",), ("transformers==5.24.0", "safetensors==0.8.0", "gguf==0.19.0", "numpy==2.4.6")),
+            (
+                ("torch==2.13.0",),
+                (
+                    "transformers==5.24.0",
+                    "safetensors==0.8.0",
+                    "gguf==0.19.0",
+                    "compressed-tensors==0.20.0",
+                    "numpy==2.4.6",
+                ),
+            ),
             LOADED["transformers"],
             2 * GIB,
         )
@@ -67,6 +76,14 @@ PLANS: dict[str, dict[Accelerator | str, Plan]] = {
         "cuda": Plan(
             (("vllm==0.33.0",),), LOADED["vllm"], 12 * GIB, about="vLLM and its CUDA libraries take about 10 GiB"
         ),
+    },
+    # Runs no lane: it makes the weights of config.schemes. It brings an older transformers than the engine's.
+    "llmcompressor": {
+        _ANY: Plan(
+            (("torch==2.13.0",), ("llmcompressor==0.14.0.1", "compressed-tensors==0.19.0", "numpy==2.4.6")),
+            LOADED["llmcompressor"],
+            2 * GIB,
+        )
     },
     # No engine of its own but a server: one to test the engine `server` against, started from this environment.
     "llama-server": {_ANY: Plan((("xllamacpp==2026.10.11549",),), "import xllamacpp", GIB // 4)},

@@ -159,7 +159,7 @@ def model_facts(folder: Path) -> dict[str, Any]:
     """What a model folder says of itself, its headers checked. Raises ModelError.
 
     model_type, architecture, context_limit (tokens, 0 unknown), vocabulary (of the logits), layers, kv_heads, head_dim,
-    dtype (of most bytes), parameter_bytes.
+    dtype (of most bytes), parameter_bytes; quantized_by (the method), where the weights are stored quantized.
     """
     config = read_object(folder / "config.json")
     text = cast(dict[str, Any], config.get("text_config") or config)
@@ -169,7 +169,9 @@ def model_facts(folder: Path) -> dict[str, Any]:
     heads = _number(text, "num_attention_heads")
     head_dim = _number(text, "head_dim") or (_number(text, "hidden_size") // heads if heads else 0)
     architectures: Any = config.get("architectures") or [""]
+    stored: Any = config.get("quantization_config")
     return {
+        **({"quantized_by": str(cast(dict[str, Any], stored).get("quant_method"))} if isinstance(stored, dict) else {}),
         "model_type": str(config.get("model_type", "")),
         "architecture": str(architectures[0]),
         "context_limit": _number(text, "max_position_embeddings"),

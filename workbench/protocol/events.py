@@ -1,9 +1,9 @@
 """What passes between the user's process and an engine's: one event, one small frozen dataclass.
 
-Requests go down (Probe, Inspect, Start, Score, Feed, Generate, Convert, Cancel, Stop), events come up (Ready, Progress,
-Inspected, Started, Converted, Rows, Tokens, Scored, Generated, Failed). A field annotated `Arrays` travels as raw
-arrays, everything else as JSON. `job` numbers the request that an event answers. Positions are absolute token indices:
-row `i` is about the distribution that predicts token `i`, so the first scored position of a stream is 1.
+Requests go down (Probe, Inspect, Start, Score, Feed, Generate, Convert, Quantize, Cancel, Stop), events come up (Ready,
+Progress, Inspected, Started, Converted, Rows, Tokens, Scored, Generated, Failed). A field annotated `Arrays` travels as
+raw arrays, everything else as JSON. `job` numbers the request that an event answers. Positions are absolute token
+indices: row `i` is about the distribution that predicts token `i`, so the first scored position of a stream is 1.
 """
 
 from __future__ import annotations
@@ -110,6 +110,22 @@ class Convert:
     source: str
     target: str
     scheme: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """Make quantized weights of the folder `source` in the folder `target`. Answered by Converted with the manifest.
+
+    `recipe` is `config.schemes.Recipe.to_json()`, `facts` go into the manifest as they are. `arrays["windows"]` (int32,
+    n × length) are the calibration text's token ids, n = 0 where the scheme needs none.
+    """
+
+    job: int
+    source: str
+    target: str
+    recipe: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    arrays: Arrays = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +246,7 @@ class Failed:
     next: str = ""
 
 
-Request = Probe | Inspect | Start | Score | Feed | Generate | Convert | Cancel | Stop
+Request = Probe | Inspect | Start | Score | Feed | Generate | Convert | Quantize | Cancel | Stop
 Event = Ready | Progress | Inspected | Started | Converted | Rows | Tokens | Scored | Generated | Failed
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Request), *get_args(Event))}

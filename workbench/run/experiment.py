@@ -41,7 +41,7 @@ from workbench.run.prepare import (
     usable_environment,
 )
 from workbench.run.scheduler import Scheduler, Task
-from workbench.run.weights import find_weights
+from workbench.run.weights import check_weights, find_weights
 from workbench.session.tokenizer import Tokenizer
 from workbench.store.hub import Hub
 from workbench.store.saved import SavedSession
@@ -284,7 +284,13 @@ class Experiment:
             text_ids = self.prepared.tokenizer.encode(text).ids.astype(np.int32)
         return Work(
             ids=self.prepared.rendered.stream["ids"],
-            weights=partial(find_weights, configuration, chosen, usable_environment(configuration.engine).python),
+            weights=partial(
+                find_weights,
+                configuration,
+                chosen,
+                usable_environment(configuration.engine).python,
+                studied=self.prepared.rendered.stream["ids"],
+            ),
             context_limit=chosen.facts["context_limit"] or NO_LIMIT,
             first=first,
             record=record,
@@ -308,6 +314,7 @@ class Experiment:
         model, tokens = self.prepared.model, len(self.prepared.rendered)
         if configuration.model == self._ask.reference.model:
             check_model(configuration, model.facts, tokens)
+            check_weights(configuration, model)
             return model
         path = expanded(configuration.model)
         if configuration.engine == "llamacpp" and path.suffix == ".gguf" and path.is_file():
@@ -322,6 +329,7 @@ class Experiment:
                 next="Distributions over different tokens cannot be compared.",
             )
         check_model(configuration, other.facts, tokens)
+        check_weights(configuration, other)
         return other
 
     def _existing(self, kind: LaneKind, configuration: Configuration) -> LaneState | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.config.axes import check
 from workbench.config.lane import Configuration
+from workbench.config.schemes import SCHEMES
 from workbench.engines.models import find_model
 from workbench.engines.process import EngineProcess
 from workbench.errors import EngineError
@@ -66,7 +67,9 @@ def read_as(session: Session, configuration: Configuration, say: Say) -> Reading
     check(configuration)
     environment = usable_environment(configuration.engine)
     model = find_model(configuration.model, converter(transformers_python), told(say))
-    path, _ = find_weights(configuration, model, environment.python, told(say))
+    path = model.folder  # quantized weights have the model's own tokenizer and template: none are made for this
+    if configuration.weights not in SCHEMES:
+        path, _ = find_weights(configuration, model, environment.python, told(say))
     engine = EngineProcess(environment.python, configuration.engine)
     try:
 

@@ -1,4 +1,5 @@
-"""The weights that a lane loads: the model's folder, or a GGUF file made from it once and kept by content."""
+"""The weights that a lane loads: the model's folder, or what was made from it once and is kept by content: a GGUF file,
+or a folder of quantized weights."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workbench.config.lane import EMBEDDED_MODEL, Configuration
+from workbench.config.schemes import SCHEMES
 from workbench.engines.made import made_path
 from workbench.engines.models import Model
 from workbench.engines.process import EngineProcess
@@ -14,6 +19,7 @@ from workbench.engines.weights import file_hashes, locked
 from workbench.errors import Cancelled, ConfigurationError, ModelError
 from workbench.paths import models_dir
 from workbench.protocol import events
+from workbench.run.quantize import check_recipe, lane_weights, recipe_of
 
 Tell = Callable[[str, int, int], None]
 """Told a phase and how far it is; may raise Cancelled."""
@@ -21,8 +27,22 @@ WHOLE = ("F32", "F16", "BF16")
 """Written from the folder itself; the others are quantised from F32."""
 
 
-def find_weights(configuration: Configuration, model: Model, python: str, tell: Tell) -> tuple[Path, dict[str, Any]]:
-    """The path that the lane's engine loads, and facts for the manifest. Raises ModelError, ConfigurationError."""
+def check_weights(configuration: Configuration, model: Model) -> None:
+    """Raise ConfigurationError where the lane's weights cannot be made of this model; nothing is made or loaded."""
+    made = recipe_of(configuration) if configuration.engine != "llamacpp" else None
+    if made is not None:
+        check_recipe(made, model, f"lane {configuration.to_line()}")
+
+
+def find_weights(
+    configuration: Configuration, model: Model, python: str, tell: Tell, studied: NDArray[np.int32] | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """The path that the lane's engine loads, and facts for the manifest. Raises ModelError, ConfigurationError.
+
+    `studied` (n,) are the token ids of the session under study, which no weights are calibrated on.
+    """
+    if configuration.engine != "llamacpp" and configuration.weights in SCHEMES:
+        return lane_weights(configuration, model, studied, tell)
     if configuration.engine != "llamacpp":
         return model.folder, {}
     if configuration.weights == "file":

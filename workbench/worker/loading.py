@@ -15,12 +15,17 @@ from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from workbench.errors import ConfigurationError, ModelError
+from workbench.config.schemes import SCHEMES
+from workbench.worker.quant import compressed
 from workbench.worker.quant.weights import Int8Linear, quantize_linears
 
 MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM}
 """Model types that were tested with our KV caches; others may keep states beside keys and values."""
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.bfloat16}
+DTYPES = {
+    **{"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.bfloat16, "checkpoint": torch.bfloat16},
+    **dict.fromkeys(SCHEMES, torch.bfloat16),
+}
 ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flex": "flex_attention"}
 FETCH_AGAIN = "Run `workbench models verify`, or fetch the model again."
 
@@ -28,8 +33,9 @@ FETCH_AGAIN = "Run `workbench models verify`, or fetch the model again."
 transformers_logging.disable_progress_bar()  # a failed lane shows the log's last lines: no bars among them
 
 
-def read_config(folder: Path) -> Any:
-    """The model's configuration. Raises ModelError where it is missing or damaged, ConfigurationError for its type."""
+def read_config(folder: Path, weights: str = "bf16") -> Any:
+    """The model's configuration. Raises ModelError where it is missing or damaged, ConfigurationError for its type, or
+    where it does not hold what a lane asks for as `weights`."""
     if not (folder / "config.json").is_file():
         raise ModelError("there is no config.json: not a model folder", where=str(folder), next=FETCH_AGAIN)
     try:
@@ -43,15 +49,14 @@ def read_config(folder: Path) -> Any:
         raise ModelError(f"config.json is damaged: {error}", where=str(folder), next=FETCH_AGAIN) from error
     if any(layer != "full_attention" for layer in getattr(config, "layer_types", None) or ()):
         raise ConfigurationError("the model has layers without full attention", where=str(folder))
-    if getattr(config, "quantization_config", None):
-        raise ConfigurationError(
-            "the checkpoint is quantized already", where=str(folder), next="Use the original weights."
-        )
+    compressed.check_folder(folder, config, weights)
     return config
 
 
 def load(folder: Path, config: Any, weights: str, attention: str, device: torch.device) -> nn.Module:
     """The model in evaluation mode. Raises ModelError where its files are missing, damaged or incomplete."""
+    stored = compressed.quantization(config)
+    compressed.prepare(config, stored)
     try:
         model, info = MODELS[config.model_type].from_pretrained(
             folder,
@@ -82,6 +87,7 @@ def load(folder: Path, config: Any, weights: str, attention: str, device: torch.
     model.eval().requires_grad_(False)
     if weights == "int8":
         quantize_linears(model)
+    compressed.finish_loading(model, stored)
     if device.type == "cpu":
         # Loaded tensors are views of the mapped file. Copies let the mapping go: else the bf16 originals of int8
         # weights stay resident, bf16 weights are read during the first scoring, and a file cut short kills us.

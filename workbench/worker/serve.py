@@ -22,6 +22,7 @@ from workbench.protocol.events import (
     Inspect,
     Inspected,
     Probe,
+    Quantize,
     Ready,
     Request,
     Score,
@@ -30,7 +31,7 @@ from workbench.protocol.events import (
     Started,
     Stop,
 )
-from workbench.worker.backends.base import Backend, OutOfMemory
+from workbench.worker.backends.base import Backend, OutOfMemory, Quantizer
 from workbench.worker.channel import Channel, Job
 
 MEMORY_ADVICE = "Lower ctx or chunk, quantise the KV cache or the weights, or end other programs; then retry."
@@ -95,6 +96,8 @@ def _answer(backend: Backend, request: Request, job: Job) -> Any:
         case Convert():
             facts = backend.convert(Path(request.source), Path(request.target), request.scheme, job)
             return Converted(job.number, request.target, facts)
+        case Quantize() if isinstance(backend, Quantizer):
+            return Converted(job.number, request.target, backend.quantize(request, job))
         case _:
             raise ConfigurationError(f"{type(request).__name__} is not expected here", where="engine process")
 

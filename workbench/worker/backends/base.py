@@ -14,10 +14,10 @@ must
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from workbench.config.lane import Configuration
-from workbench.protocol.events import Generate, Inspect, Score
+from workbench.protocol.events import Generate, Inspect, Quantize, Score
 from workbench.protocol.wire import Arrays
 from workbench.worker.channel import Job
 
@@ -63,4 +63,13 @@ class Backend(Protocol):
 
     def stop(self) -> None:
         """Free the engine; the process ends next."""
+        ...
+
+
+@runtime_checkable
+class Quantizer(Protocol):
+    """A backend that makes quantized weights."""
+
+    def quantize(self, request: Quantize, job: Job) -> dict[str, Any]:
+        """Write a folder of quantized weights; returns its manifest. Raises ConfigurationError, ModelError."""
         ...

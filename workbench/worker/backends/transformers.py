@@ -31,6 +31,7 @@ from workbench.worker.forcing import Scoring, check_request, tokens_kept
 from workbench.worker.loaded import Loaded
 from workbench.worker.loading import ATTENTION, DTYPES, load, read_config, vocabulary_size
 from workbench.worker.memory import PeakMemory, first_line, is_out_of_memory, return_freed
+from workbench.worker.quant import compressed
 from workbench.worker.quant.kvcache import DEFAULT_GROUP, make_cache
 
 ENGINE = ENGINES["transformers"]
@@ -94,7 +95,8 @@ class TransformersBackend:
         """Check everything that can be checked without weights, then load them (or keep them) and make the cache."""
         check(configuration)
         device = choose_device(configuration.device)
-        config = read_config(model)
+        config = read_config(model, configuration.weights)
+        stored = compressed.quantization(config)
         limit = int(config.max_position_embeddings)
         if not 0 < context <= limit:
             raise ConfigurationError(
@@ -120,6 +122,8 @@ class TransformersBackend:
             job.progress("compiling", 0, 1)
             loaded.warm_flex(max(1, min(configuration.chunk, (context - 2) // 3)))
         effective = loaded.describe()
+        if stored:
+            effective["weights"] |= compressed.describe(stored, network, configuration.weights)
         self.loaded, self.configuration, self._key = loaded, configuration, key
         self._memory = PeakMemory(device)
         return_freed()
