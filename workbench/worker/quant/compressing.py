@@ -10,10 +10,11 @@ and the manifest.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from datasets import Dataset
 from llmcompressor import __version__ as llmcompressor_version
 from llmcompressor import oneshot
-from llmcompressor.core import Event, EventType, State
-from llmcompressor.modifiers import Modifier
-from llmcompressor.modifiers.awq import AWQModifier
-from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
+from llmcompressor.core import LifecycleCallbacks
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
 from safetensors import safe_open
 from torch import nn
@@ -82,7 +83,6 @@ def compress(
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"the weights cannot be read: {error}", where=str(source)) from error
     layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
-    steps = [Ticker(report=report, layers=layers), _modifier(recipe)]
     if scheme.calibrated:
         _mend_pinning()
         rows = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in windows]
@@ -90,7 +90,8 @@ def compress(
         data = {"dataset": Dataset.from_list(rows), "num_calibration_samples": n, "max_seq_length": length}
     else:
         data = {}
-    oneshot(model=model, recipe=steps, **data)
+    with _reporting(report, layers):
+        oneshot(model=model, recipe=_modifiers(recipe), **data)
     errors = _errors(model, source, scheme.method)
     if not errors:
         raise ConfigurationError("no Linear of the model was quantized", where=str(source))
@@ -121,23 +122,24 @@ _ERROR_OF = {
 }
 
 
-class Ticker(Modifier):
-    """A modifier that changes nothing and reports each layer that is done."""
+@contextlib.contextmanager
+def _reporting(report: Report, layers: int) -> Generator[None]:
+    """Report each layer that is done: the library tells only its modifiers, and each of those in a pipeline apart."""
+    ended = LifecycleCallbacks.sequential_epoch_end
+    done = 0
 
-    report: Any = None
-    layers: int = 0
-    done: int = 0
+    def end(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        result = ended(*args, **kwargs)
+        done += 1
+        report(min(done, layers), layers)
+        return result
 
-    def on_initialize(self, state: State, **_: Any) -> bool:
-        return True
-
-    def on_finalize(self, state: State, **_: Any) -> bool:
-        return True
-
-    def on_event(self, state: State, event: Event, **_: Any) -> None:
-        if event.type_ == EventType.SEQUENTIAL_EPOCH_END:
-            self.done += 1
-            self.report(min(self.done, self.layers), self.layers)
+    LifecycleCallbacks.sequential_epoch_end = end
+    try:
+        yield
+    finally:
+        LifecycleCallbacks.sequential_epoch_end = ended
 
 
 def _config(source: Path) -> Any:
@@ -167,11 +169,11 @@ def _ignored(name: str, ignore: tuple[str, ...]) -> bool:
     return any(name == word or name.rpartition(".")[2] == word for word in ignore)
 
 
-def _modifier(recipe: Recipe) -> Modifier:
+def _modifiers(recipe: Recipe) -> list[Any]:
     ignore = [word if "." in word or word == "lm_head" else f"re:.*\\b{word}$" for word in recipe.ignore]
     scheme = SCHEMES[recipe.scheme]
     if recipe.scheme == "nvfp4a16":
-        return QuantizationModifier(targets="Linear", scheme="NVFP4A16", ignore=ignore)
+        return [QuantizationModifier(targets="Linear", scheme="NVFP4A16", ignore=ignore)]
     stored: dict[str, Any] = {"num_bits": scheme.bits, "type": scheme.kind, "symmetric": True}
     by_group = (
         {"strategy": "channel"} if recipe.group == CHANNEL else {"strategy": "group", "group_size": int(recipe.group)}
@@ -180,11 +182,12 @@ def _modifier(recipe: Recipe) -> Modifier:
     if scheme.activations:
         rounded = {"num_bits": scheme.activations, "type": scheme.kind, "symmetric": True}
         inputs = QuantizationArgs.model_validate({**rounded, "strategy": "token", "dynamic": True})
-    kind = {"rtn": QuantizationModifier, "gptq": GPTQModifier, "awq": AWQModifier}[scheme.method]
-    group = QuantizationScheme(
-        targets=["Linear"], weights=QuantizationArgs.model_validate({**stored, **by_group}), input_activations=inputs
-    )
-    return kind(config_groups={"group_0": group}, ignore=ignore)
+    weights = QuantizationArgs.model_validate({**stored, **by_group})
+    groups = {"group_0": QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)}
+    if scheme.method == "gptq":
+        return [GPTQModifier(config_groups=groups, ignore=ignore)]
+    scaling = [AWQModifier()] if scheme.method == "awq" else []
+    return [*scaling, QuantizationModifier(config_groups=groups, ignore=ignore)]
 
 
 def _mend_pinning() -> None:
