@@ -123,11 +123,13 @@ def backend() -> Any:
 def loaded() -> Any:
     """A function: folder, KV scheme, attention and context to a model in float32 with an empty cache."""
 
-    def load(folder: Path, kv: str = "fp32", attention: str = "sdpa", context: int = 128, group: int = 32) -> Loaded:
+    def load(
+        folder: Path, kv: str = "fp32", attention: str = "sdpa", context: int = 128, group: int = 32, **own: Any
+    ) -> Loaded:
         kind = LlamaForCausalLM if folder.name == "llama" else Qwen3ForCausalLM
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
         model.eval()
-        cache = make_cache(kv, model.config, context, torch.float32, torch.device("cpu"), group)
+        cache = make_cache(kv, model.config, context, torch.float32, torch.device("cpu"), group, **own)
         return Loaded(model, cache, torch.device("cpu"), VOCABULARY)
 
     return load

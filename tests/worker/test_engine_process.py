@@ -103,7 +103,7 @@ def test_ready_comes_unasked_with_versions_devices_and_values(child):
     ready = child.until(events.Ready)
     assert ready.job == 0
     assert ready.engine["name"] == "transformers"
-    assert ready.engine["axes"]["kv"] == ["bf16", "fp32", "int8", "int4"]
+    assert ready.engine["axes"]["kv"] == ["bf16", "fp32", "int8", "int4", "int2", "fp8"]
     assert ready.engine["devices"][-1] == "cpu"
     child.send(events.Probe(5))
     assert child.until(events.Ready).job == 5
@@ -137,7 +137,7 @@ def test_record_compare_and_generate_over_frames(child, tiny_llama, stream):
 
 
 def test_what_cannot_run_is_refused_and_the_process_goes_on(child, tiny_llama, tmp_path):
-    refused = child.start(tiny_llama, "transformers:kv=fp8", job=20)
+    refused = child.start(tiny_llama, "transformers:kv=int3", job=20)
     assert (refused.kind, "int4" in refused.next) == ("refused", True)
     too_long = child.start(tiny_llama, job=21, context=4096)
     assert too_long.kind == "refused"

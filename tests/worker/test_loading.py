@@ -136,7 +136,7 @@ def test_a_context_beyond_the_models_limit_is_refused_with_both_numbers(backend,
     ("spec", "words"),
     [
         ("transformers:weights=w4", "cannot do weights=w4"),
-        ("transformers:kv=fp8", "cannot do kv=fp8"),
+        ("transformers:kv=int3", "cannot do kv=int3"),
         ("transformers:device=cuda:77", "device=cuda:77 is not here"),
         ("transformers:kv=int8,kv_group=24", "kv_group=24 does not divide"),
         ("transformers:kv=int8,kv_group=x", "kv_group=x is not a number"),

@@ -59,12 +59,18 @@ ENGINES: dict[str, Engine] = {
         "transformers",
         {
             "weights": ("bf16", "fp32", "int8", *SCHEMES, "checkpoint"),
-            "kv": ("bf16", "fp32", "int8", "int4"),
+            "kv": ("bf16", "fp32", "int8", "int4", "int2", "fp8"),
             "attn": ("sdpa", "eager", "flex"),
             "draft": ("none",),
             "path": ("prefill", "decode"),
         },
-        keys={"kv_group": COUNT, "w_group": _GROUPS, "w_calibration": ".+"},
+        keys={
+            "kv_group": COUNT,
+            "kv_keys": "token|channel",
+            "kv_window": COUNT,
+            "w_group": _GROUPS,
+            "w_calibration": ".+",
+        },
     ),
     "llamacpp": Engine(
         "llamacpp",

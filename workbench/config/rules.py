@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from workbench.config.lane import Configuration
 from workbench.config.schemes import SCHEMES, recipe
 from workbench.errors import ConfigurationError
@@ -9,6 +11,9 @@ from workbench.errors import ConfigurationError
 DEFAULT_KV_GROUP = 32
 
 QUANTIZED_KV = ("q8_0", "q5_0", "q4_0")
+OUR_QUANTIZED_KV = ("int8", "int4", "int2", "fp8")
+PAIR_WORDS = {"16": "bf16", "8": "int8", "4": "int4", "2": "int2"}
+"""Bits in a pair such as k8v4 → what is stored."""
 
 _IGNORED_ATTENTION = ": on a CPU vLLM accepts the name, ignores it and runs CPU_ATTN"
 _NONSENSE_KV = ": on a CPU vLLM accepts it without a word and computes nonsense"
@@ -36,13 +41,15 @@ _VLLM_GPU_PAIRS: dict[str, tuple[str, ...]] = {
 def plain(configuration: Configuration, axis: str) -> list[str]:
     """The table's values that an axis of a lane is made of: llama.cpp's `q8_0/f16` are two, `ngram@PATH` is `ngram`."""
     value = str(getattr(configuration, axis))
-    if axis == "kv" and configuration.engine == "llamacpp":
+    if axis == "kv" and configuration.engine in ("llamacpp", "transformers"):
         return list(keys_and_values(value))
     return [value.partition("@")[0]] if axis == "draft" else [value]
 
 
 def keys_and_values(kv: str) -> tuple[str, str]:
-    """The types of keys and values in llama.cpp's KV cache: `q8_0` is both, `q8_0/f16` sets them apart."""
+    """What keys and values are stored as: `q8_0` is both, llama.cpp's `q8_0/f16` and our own `k8v4` set them apart."""
+    if pair := re.fullmatch(r"k(16|8|4|2)v(16|8|4|2)", kv):
+        return PAIR_WORDS[pair[1]], PAIR_WORDS[pair[2]]
     keys, slash, apart = kv.partition("/")
     return keys, apart if slash else keys
 
@@ -71,9 +78,8 @@ def conflict(configuration: Configuration, device: str) -> tuple[str, str] | Non
     if (found := _drafter_conflict(configuration) or _scheme_conflict(configuration, own)) is not None:
         return found
     match configuration.engine:
-        case "transformers" if "kv_group" in own and configuration.kv not in ("int8", "int4"):
-            what = f"kv_group={own['kv_group']} has no effect on kv={configuration.kv}"
-            return what, "Leave it out, or use kv=int8|int4."
+        case "transformers":
+            return _cache_conflict(configuration, own)
         case "llamacpp":
             return _llamacpp_conflict(configuration, own, device)
         case "vllm" if device == "cuda":
@@ -101,6 +107,20 @@ def _drafter_conflict(configuration: Configuration) -> tuple[str, str] | None:
         return f"draft={kind} needs the drafter's weights", f"Such as draft={kind}@PATH."
     if kind in ("none", "ngram", "suffix") and path:
         return f"draft={kind} takes no path", f"Write draft={kind}."
+    return None
+
+
+def _cache_conflict(configuration: Configuration, own: dict[str, str]) -> tuple[str, str] | None:
+    keys, values = keys_and_values(configuration.kv)
+    if "/" in configuration.kv:
+        return f"kv={configuration.kv} is llama.cpp's way to set keys and values apart", "Write a pair such as kv=k8v4."
+    if configuration.kv.startswith("k") and keys == values:
+        return f"kv={configuration.kv} stores keys and values alike", f"Write kv={keys}."
+    quantized = {keys, values} & {*OUR_QUANTIZED_KV}
+    for key in ("kv_group", "kv_window", "kv_keys"):
+        if key in own and not (quantized if key != "kv_keys" else keys in OUR_QUANTIZED_KV):
+            what = f"{key}={own[key]} has no effect on kv={configuration.kv}"
+            return what, f"Leave it out, or use kv={'|'.join(OUR_QUANTIZED_KV)}."
     return None
 
 

@@ -20,7 +20,7 @@ WEIGHT_BYTES = {
 }  # fmt: skip
 """Bytes a weight while the model loads, when it takes most: int8 is made from bf16; what is not here loads as bf16."""
 KV_BYTES = {
-    "bf16": 2.0, "fp32": 4.0, "int8": 1.13, "int4": 0.63,
+    "bf16": 2.0, "fp32": 4.0, "int8": 1.13, "int4": 0.63, "int2": 0.38,
     "f32": 4.0, "f16": 2.0, "q8_0": 1.07, "q5_0": 0.69, "q4_0": 0.57,
     "auto": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
 }  # fmt: skip

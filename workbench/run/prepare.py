@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.config.axes import ENGINES
 from workbench.config.lane import Configuration, from_json
-from workbench.config.rules import DEFAULT_KV_GROUP, QUANTIZED_KV, keys_and_values
+from workbench.config.rules import DEFAULT_KV_GROUP, OUR_QUANTIZED_KV, QUANTIZED_KV, keys_and_values
 from workbench.engines.environments import Environment, environment_for
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, EngineError, SavedSessionError
@@ -89,10 +89,10 @@ def check_model(configuration: Configuration, facts: dict[str, Any], tokens: int
     elif 0 < ctx < tokens:
         what = f"ctx={ctx} is too small for the session's {tokens:,} tokens"
         advice = "Use a larger one, 0 for as many as needed, or --fit with the reference's ctx."
-    elif configuration.engine == "transformers" and configuration.kv in ("int8", "int4") and size:
+    elif configuration.engine == "transformers" and _grouped_along_heads(configuration) and size:
         group = int(dict(configuration.extra).get("kv_group", DEFAULT_KV_GROUP))
         fitting = [str(n) for n in (8, 16, 32, 64, 128) if size % n == 0]
-        if group < 2 or group % 2 or size % group:
+        if group < 2 or group % (4 if "int2" in keys_and_values(configuration.kv) else 2) or size % group:
             what = f"kv_group={group} does not divide the head size {size} into even groups"
             advice = f"Use kv_group={'|'.join(fitting) or size}."
     elif configuration.engine == "llamacpp" and size % 32 and set(keys_and_values(configuration.kv)) & {*QUANTIZED_KV}:
@@ -100,6 +100,13 @@ def check_model(configuration: Configuration, facts: dict[str, Any], tokens: int
         advice = "Use kv=f16|bf16|f32."
     if what:
         raise ConfigurationError(what, where=f"lane {configuration.to_line()}", next=advice)
+
+
+def _grouped_along_heads(configuration: Configuration) -> bool:
+    """Whether groups of the KV cache lie along the head size: those of keys per channel lie along tokens."""
+    keys, values = keys_and_values(configuration.kv)
+    per_channel = dict(configuration.extra).get("kv_keys") == "channel"
+    return bool({values, *(() if per_channel else (keys,))} & {*OUR_QUANTIZED_KV})
 
 
 def ask_again(path: Path) -> Ask:

@@ -17,7 +17,9 @@ from workbench.protocol.wire import Arrays, WireError, pack, read_frame
 
 PARENT_POLL_SECONDS = 0.5
 STOP_SECONDS = 1.0
-REQUESTS = frozenset({"Probe", "Inspect", "Start", "Score", "Feed", "Generate", "Convert", "Quantize", "Cancel", "Stop"})
+REQUESTS = frozenset(
+    {"Probe", "Inspect", "Start", "Score", "Feed", "Generate", "Convert", "Quantize", "Cancel", "Stop"}
+)
 
 
 def leave(code: int) -> None:

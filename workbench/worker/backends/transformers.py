@@ -104,8 +104,8 @@ class TransformersBackend:
                 where=str(model),
                 next="Use a shorter session, --fit, or a model with a longer context.",
             )
-        group = _group(configuration)
-        make_cache(configuration.kv, config, 1, DTYPES[configuration.weights], torch.device("meta"), group)
+        own = _cache_keys(configuration)
+        make_cache(configuration.kv, config, 1, DTYPES[configuration.weights], torch.device("meta"), **own)
         vocabulary = vocabulary_size(model, config)
         key = (*configuration.weights_key(), str(model))
         network: Any = self.loaded.model if self.loaded is not None and key == self._key else None
@@ -116,7 +116,7 @@ class TransformersBackend:
             job.progress("loading", 0, 1)
             network = load(model, config, configuration.weights, configuration.attn, device)
         network.set_attn_implementation(ATTENTION[configuration.attn])
-        cache = make_cache(configuration.kv, network.config, context, DTYPES[configuration.weights], device, group)
+        cache = make_cache(configuration.kv, network.config, context, DTYPES[configuration.weights], device, **own)
         loaded = Loaded(network, cache, device, vocabulary)
         if configuration.attn == "flex":
             job.progress("compiling", 0, 1)
@@ -220,8 +220,11 @@ class TransformersBackend:
         return self.loaded
 
 
-def _group(configuration: Configuration) -> int:
-    text = dict(configuration.extra).get("kv_group", str(DEFAULT_GROUP))
-    if not text.isdecimal():
-        raise ConfigurationError(f"kv_group={text} is not a number", where="transformers")
-    return int(text)
+def _cache_keys(configuration: Configuration) -> dict[str, Any]:
+    """The lane's own keys as `make_cache` takes them; their form was checked with the lane."""
+    own = dict(configuration.extra)
+    return {
+        "group": int(own.get("kv_group", DEFAULT_GROUP)),
+        "window": int(own.get("kv_window", "0")),
+        "channel": own.get("kv_keys") == "channel",
+    }
