@@ -7,6 +7,7 @@ WorkbenchError
 ├── EngineError          an engine process that failed, with the last lines of its log
 ├── InvalidLaneError     a lane whose numbers must not be used: the engine runs something else, or computes nonsense
 ├── SavedSessionError    a `.wbs` file that cannot be read or written
+├── LogitsFileError      a llama.cpp file of log-probabilities that cannot be read or written
 └── Cancelled            the user stopped it
 """
 
@@ -58,6 +59,10 @@ class InvalidLaneError(WorkbenchError):
 
 class SavedSessionError(WorkbenchError):
     """A saved session cannot be created, opened, read or written."""
+
+
+class LogitsFileError(WorkbenchError):
+    """A llama.cpp file of log-probabilities is damaged, of another vocabulary, or cannot be written."""
 
 
 class Cancelled(WorkbenchError):

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+from random import Random
+from string import Formatter
 
 import pytest
 
+from workbench.lab import mistakes
 from workbench.lab.generator import KINDS, Recipe, estimate, lab_session, training_length
-from workbench.lab.mistakes import mistaken
+from workbench.lab.question import QuestionKind
+from workbench.session.router.devices import generate
+from workbench.session.router.simulator import Lab
 from workbench.session.router.state import Split
 from workbench.session.script import Session, from_json
 from workbench.session.tools import RUN, Request, tools_of
@@ -64,12 +69,7 @@ def test_training_asks_in_no_phrasing_that_is_held_out_for_tests() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_phrasings_are_many_different_and_use_the_same_slots(kind: object) -> None:
-    from string import Formatter
-
-    from workbench.lab.question import QuestionKind
-
-    assert isinstance(kind, QuestionKind)
+def test_phrasings_are_many_different_and_use_the_same_slots(kind: QuestionKind) -> None:
     assert len(kind.seen) >= 6 and len(kind.held) == 2
     assert len({*kind.seen, *kind.held}) == len(kind.seen) + len(kind.held)
     slots = {frozenset(name for _, name, _, _ in Formatter().parse(text) if name) for text in kind.seen + kind.held}
@@ -110,10 +110,16 @@ def test_lengths_of_training_sessions_are_drawn_from_the_table() -> None:
     assert lengths == [training_length(number) for number in range(400)]
 
 
-def test_every_command_has_mistakes_of_its_own() -> None:
-    from random import Random
+def test_no_mistake_is_a_command_that_some_device_takes() -> None:
+    lab = Lab(generate("mistakes", "train", 8))
+    assert {device.kind for device in lab.devices.values()} == {"router", "switch"}
+    for tried in mistakes.TRIED.values():
+        for command in tried:
+            assert all(lab.run(name, command).fault for name in lab.devices), command
 
+
+def test_every_command_of_a_question_has_mistakes() -> None:
     for session in TRAIN:
         for question in session.meta["lab"]["questions"]:
             for command in question["commands"]:
-                assert mistaken(command, Random(1)) != command
+                assert mistakes.mistaken(command, Random(1)) != command

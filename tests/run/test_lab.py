@@ -63,12 +63,39 @@ def test_training_data_is_the_same_for_the_same_seed(smollm2: Path, tmp_path: Pa
     assert facts["tokens"] >= 3000
 
 
-def test_an_adapter_that_was_trained_on_other_weights_is_not_merged(smollm2: Path, tmp_path: Path) -> None:
-    del smollm2
-    about = {"base": {"name": "smollm2-135m", "weights_hash": "other"}}
+def test_an_adapter_that_was_trained_on_other_weights_is_not_merged(tiny_folder: Path, tmp_path: Path) -> None:
+    about = {"base": {"name": "tiny", "weights_hash": "other"}}
     (tmp_path / "training.json").write_text(json.dumps(about), encoding="utf-8")
     with pytest.raises(ModelError, match="trained on weights other"):
-        jobs.merge(tmp_path, tmp_path / "merged", quiet)
+        jobs.merge(tmp_path, tmp_path / "merged", quiet, str(tiny_folder))
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_goes_on_and_merges(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, output = str(tiny_folder), str(tmp_path / "adapter")
+    command = ["lab", "train", "--model", model, "--minutes", "5", "--tokens", "3000", "-o", output, "--json"]
+    assert main([*command, "--threads", "1"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["finished"] and facts["tokens"] >= 3000
+    assert facts["held"][-1] < facts["held"][0]
+    assert main(command) == 0  # finished: nothing is trained again
+    assert json.loads(capsys.readouterr().out)["step"] == facts["step"]
+    assert main([*command, "--seed", "3"]) == 1
+    assert "--restart" in capsys.readouterr().err
+    merged = tmp_path / "merged"
+    assert main(["lab", "merge", output, "--model", model, "-o", str(merged), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["relative_change"] > 0
+    written = {path.name for path in merged.iterdir()}
+    assert written >= {"config.json", "merge.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert not [name for name in written if "plan" in name or "log" in name]
+    for _ in range(2):  # the second one takes the first one's place
+        assert main(["lab", "merge", output, "--model", model, "--json"]) == 0
+        capsys.readouterr()
+        assert main(["models", "--json"]) == 0
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        assert rows["llama-lab"]["status"] == "ok"
 
 
 def test_sessions_are_generated_as_rows_that_load(

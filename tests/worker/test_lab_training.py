@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,6 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_adapter(
         nonlocal steps
         steps += "loss" in fact
         if steps == 5 and "loss" in fact:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGINT)
 
     # The learning rate follows the clock; here it follows the steps alone.
@@ -169,9 +168,8 @@ def test_training_data_that_cannot_be_used_is_refused(tmp_path: Path, damage: st
         read_sessions(path)
 
 
+@pytest.mark.slow
 def test_the_process_says_each_step_and_at_last_its_facts(plan: Plan, tmp_path: Path) -> None:
-    from dataclasses import asdict
-
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"task": "train", **asdict(plan)}))
     done = subprocess.run([sys.executable, "-m", "workbench.worker.lab", str(path)], capture_output=True, text=True)

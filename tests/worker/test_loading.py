@@ -86,7 +86,12 @@ def test_a_pickle_is_not_loaded(copy):
         (
             '{"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}',
             ConfigurationError,
-            "without full attention",
+            "sliding-window attention and no window",
+        ),
+        (
+            '{"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["conv"]}',
+            ConfigurationError,
+            "kind 'conv' are not supported",
         ),
     ],
 )

@@ -11,15 +11,12 @@ from typing import Any
 from workbench.cli.narration import Narrator
 from workbench.cli.signals import ending_as_by_ctrl_c
 from workbench.config.lane import EMBEDDED_MODEL
-from workbench.engines.models import add_model, list_models
 from workbench.errors import ConfigurationError
 from workbench.lab.generator import estimate
 from workbench.paths import models_dir
 from workbench.run import lab as jobs
 from workbench.session.text import one_line
 from workbench.session.tokenizer import Tokenizer
-
-LAB_MODEL = f"{EMBEDDED_MODEL}-lab"
 
 
 def generate(options: argparse.Namespace) -> int:
@@ -54,6 +51,7 @@ def train(options: argparse.Namespace) -> int:
         options.threads,
         options.checkpoint,
         options.restart,
+        options.model,
     )
     narrator = Narrator()
 
@@ -81,18 +79,18 @@ def train(options: argparse.Namespace) -> int:
 
 
 def merge(options: argparse.Namespace) -> int:
-    """`workbench lab merge ADAPTER`: the merged model, registered where it goes to its usual place."""
-    output = Path(options.output) if options.output else models_dir() / LAB_MODEL
+    """`workbench lab merge ADAPTER`: the merged model, in the model cache or in a folder."""
     adapter = Path(options.adapter) if options.adapter else jobs.default_output()
     narrator = Narrator()
     with ending_as_by_ctrl_c():
-        facts = jobs.merge(adapter, output, narrator.say)
-        if not options.output and LAB_MODEL not in [row.name for row in list_models()]:
-            add_model(str(output), LAB_MODEL)
+        if options.output:
+            folder, facts = Path(options.output), jobs.merge(adapter, Path(options.output), narrator.say, options.model)
+        else:
+            folder, facts = jobs.install(adapter, narrator.say, options.model)
     if options.json:
-        print(json.dumps({"folder": str(output), **facts}, indent=1))
+        print(json.dumps({"folder": str(folder), **facts}, indent=1))
         return 0
-    print(one_line(f"{output}: adapter {facts['adapter_sha256'][:12]} merged, {facts['relative_change']:.2%} of |W|"))
+    print(one_line(f"{folder}: adapter {facts['adapter_sha256'][:12]} merged, {facts['relative_change']:.2%} of |W|"))
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from workbench import __version__
+from workbench.config.lane import EMBEDDED_MODEL
 from workbench.config.schemes import GROUPS, SCHEMES
 
 _SESSION = "FILE.json, FILE.jsonl#ID, or a sample session's name"
@@ -26,11 +27,16 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--lane", action="append", default=[], metavar="SPEC", help="engine:key=value,... or a TOML file")
     run.add_argument("--floor", action="store_true", help="measure the noise floor as well")
     run.add_argument("--parallel", type=int, default=1, metavar="N", help="lanes at once, where memory allows")
+    run.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run each lane (the reference, if none) N times and compare the runs bit by bit",
+    )
     run.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
-    record = _command(commands, "record", "run.record", "only the reference trace")
-    _add_session(record)
-    record.add_argument("--lane", metavar="SPEC", help="the reference (same as --reference)")
+    _add_record(commands)
 
     demo = _command(
         commands, "demo", "run.demo", "the demo session with three lanes: the app, or headless without a terminal"
@@ -58,14 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--format", choices=("csv", "jsonl"), default="csv")
     export.add_argument("--lane", metavar="NAME", help="only this lane")
 
-    models = _command(commands, "models", "machine.models", "list, add, verify and remove models")
-    models.add_argument("action", choices=("list", "add", "remove", "verify", "clean"), nargs="?", default="list")
-    models.add_argument("target", nargs="?", metavar="NAME|PATH", help="for clean: models, traces, environments, logs")
-    models.add_argument("--name", help="the name to add it under")
-    models.add_argument("--json", action="store_true")
-
+    _add_models(commands)
     _add_engines(commands)
     _add_quantize(commands)
+    _add_logits(commands)
 
     template = _command(
         commands, "template", "template.template", "where the prompts of two engines first differ, and their sampling"
@@ -92,6 +94,14 @@ def _command(commands: Any, name: str, function: str, about: str) -> argparse.Ar
     return parser
 
 
+def _add_models(commands: Any) -> None:
+    models = _command(commands, "models", "machine.models", "list, add, verify and remove models")
+    models.add_argument("action", choices=("list", "add", "remove", "verify", "clean"), nargs="?", default="list")
+    models.add_argument("target", nargs="?", metavar="NAME|PATH", help="for clean: models, traces, environments, logs")
+    models.add_argument("--name", help="the name to add it under")
+    models.add_argument("--json", action="store_true")
+
+
 def _add_engines(commands: Any) -> None:
     engines = _command(commands, "engines", "engines.engines", "list, install, add, check and remove what runs engines")
     engines.add_argument("action", choices=("list", "install", "add", "check", "remove"), nargs="?", default="list")
@@ -105,6 +115,14 @@ def _add_engines(commands: Any) -> None:
         "CMAKE_ARGS='-DGGML_CUDA=on' workbench engines install llamacpp builds for an NVIDIA GPU. add uses a Python "
         "where the engine is installed already; remove takes that back, or deletes what install made."
     )
+
+
+def _add_record(commands: Any) -> None:
+    record = _command(commands, "record", "run.record", "only the reference trace")
+    _add_session(record)
+    record.add_argument("--lane", metavar="SPEC", help="the reference (same as --reference)")
+    record.add_argument("--export-reference", metavar="FILE.wbref", help="write it to a file that others can use")
+    record.add_argument("--no-text", action="store_true", help="leave all text but the token ids out of that file")
 
 
 def _add_quantize(commands: Any) -> None:
@@ -126,6 +144,25 @@ def _add_quantize(commands: Any) -> None:
     )
 
 
+def _add_logits(commands: Any) -> None:
+    about = "llama.cpp's files of log-probabilities (--kl-divergence-base): write, look at, score against"
+    logits = commands.add_parser("logits", help=about, description=about)
+    jobs = logits.add_subparsers(title="jobs", metavar="JOB", required=True)
+    record = _command(jobs, "record", "logits.record", "write such a file of a session's or a text's windows")
+    record.add_argument("source", metavar="SESSION|TEXT.txt", help=f"{_SESSION}; or a text file")
+    record.add_argument("-o", "--output", metavar="FILE", required=True)
+    record.add_argument("--window", type=int, default=512, metavar="N", help="tokens of a window (512)")
+    record.add_argument("--windows", type=int, default=0, metavar="N", help="how many at most (all)")
+    score = _command(jobs, "score", "logits.score", "what llama-perplexity --kl-divergence prints, of any lane")
+    score.add_argument("file", metavar="FILE")
+    for job in (record, score):
+        job.add_argument("--lane", metavar="SPEC", required=True, help="llamacpp:... or transformers:...")
+        job.add_argument("--json", action="store_true")
+    show = _command(jobs, "show", "logits.show", "what such a file holds")
+    show.add_argument("file", metavar="FILE")
+    show.add_argument("--json", action="store_true")
+
+
 def _add_lab(commands: Any) -> None:
     about = "the router lab: make sessions, train the embedded model to act in it, merge the adapter"
     lab = commands.add_parser("lab", help=about, description=about)
@@ -145,18 +182,27 @@ def _add_lab(commands: Any) -> None:
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--threads", type=int, default=0, metavar="N", help="(as many as there are cores)")
     train.add_argument("--checkpoint", type=float, default=5.0, metavar="MINUTES", help="between checkpoints (5)")
+    train.add_argument("--model", metavar="NAME|PATH", default=EMBEDDED_MODEL, help="%(default)s")
     train.add_argument("--restart", action="store_true", help="throw away what an interrupted training left")
     train.add_argument("-o", "--output", metavar="FOLDER", help="for data, checkpoint and adapter")
     train.add_argument("--json", action="store_true")
     merge = _command(jobs, "merge", "lab.merge", "the embedded model with the adapter merged in, as a model of its own")
     merge.add_argument("adapter", metavar="FOLDER", nargs="?", help="what `lab train` wrote")
+    merge.add_argument("--model", metavar="NAME|PATH", default=EMBEDDED_MODEL, help="%(default)s")
     merge.add_argument("-o", "--output", metavar="FOLDER", help="instead of the model cache")
     merge.add_argument("--json", action="store_true")
 
 
 def _add_session(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("session", metavar="SESSION", help=_SESSION)
+    parser.add_argument(
+        "session", metavar="SESSION", nargs="?", help=f"{_SESSION}; with a FILE.wbref the one in it, if left out"
+    )
     parser.add_argument("--model", metavar="NAME|PATH", help=_MODEL)
-    parser.add_argument("--reference", metavar="SPEC", default="transformers:weights=bf16", help="default: %(default)s")
+    parser.add_argument(
+        "--reference",
+        metavar="SPEC|FILE.wbref",
+        default="transformers:weights=bf16",
+        help="how it is recorded, or the file of one that was recorded elsewhere; default: %(default)s",
+    )
     parser.add_argument("-o", "--output", metavar="FILE.wbs", help="where to save; an unfinished run there is resumed")
     parser.add_argument("--fit", action="store_true", help="cut a session that is too long at a turn boundary")

@@ -12,10 +12,13 @@ from workbench.cli.narration import Narrator, can_show_app
 from workbench.cli.signals import ending_as_by_ctrl_c
 from workbench.config.lane import Configuration, read_spec
 from workbench.errors import ConfigurationError, SavedSessionError
+from workbench.paths import expanded
 from workbench.report import table
 from workbench.report.compare import compare
 from workbench.run.experiment import Experiment
+from workbench.run.imported import export_from
 from workbench.run.prepare import Ask, ask_again
+from workbench.store.exchange import SUFFIX
 
 DEMO_SESSION = "demo"
 DEMO_LANES = ("transformers:weights=int8", "transformers:kv=int8", "transformers:kv=int4")
@@ -24,7 +27,14 @@ _POLL_SECONDS = 0.2
 
 def run(options: argparse.Namespace) -> int:
     """`workbench run`: record or reuse the reference, run the lanes, print the table."""
-    return headless(ask_of(options, options.lane), as_json=options.json)
+    if options.repeat < 1:
+        raise ConfigurationError(f"--repeat {options.repeat} is below 1", where="run")
+    ask = replace(ask_of(options, options.lane), repeat=options.repeat)
+    if ask.repeat > 1 and not ask.lanes:  # what is repeated are lanes: here the reference as one
+        if ask.reference_file is not None:
+            raise ConfigurationError("--repeat needs a --lane: the reference is a file", where="run")
+        ask = replace(ask, lanes=(ask.reference,))
+    return headless(ask, as_json=options.json)
 
 
 def record(options: argparse.Namespace) -> int:
@@ -32,7 +42,14 @@ def record(options: argparse.Namespace) -> int:
     if options.lane:
         options.reference = options.lane
     options.floor, options.parallel = False, 1
-    return headless(ask_of(options, ()), as_json=False)
+    if options.no_text and not options.export_reference:
+        raise ConfigurationError("--no-text means nothing without --export-reference FILE.wbref", where="record")
+    target = expanded(options.export_reference) if options.export_reference else None
+    if target is not None and target.suffix != SUFFIX:
+        raise ConfigurationError(f"an exported reference ends in {SUFFIX}", where=str(target))
+    if target is not None and options.reference.endswith(SUFFIX):
+        raise ConfigurationError("a reference from a file is not exported again", where=options.reference)
+    return headless(ask_of(options, ()), as_json=False, export=target, text=not options.no_text)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -62,7 +79,8 @@ def floor(options: argparse.Namespace) -> int:
 def ask_of(options: argparse.Namespace, specs: tuple[str, ...] | list[str]) -> Ask:
     """What `run` and `record` were asked for. Raises ConfigurationError."""
     base = Configuration(model=options.model) if options.model else Configuration()
-    reference = read_spec(options.reference, base)
+    file = expanded(options.reference) if options.reference.endswith(SUFFIX) else None
+    reference = base if file else read_spec(options.reference, base)
     if options.parallel < 1:
         raise ConfigurationError(f"--parallel {options.parallel} is below 1", where="run")
     return Ask(
@@ -76,15 +94,23 @@ def ask_of(options: argparse.Namespace, specs: tuple[str, ...] | list[str]) -> A
         options.fit,
         options.floor,
         options.parallel,
+        file,
     )
 
 
-def headless(ask: Ask, *, as_json: bool) -> int:
-    """Run to the end, narrate on stderr, print the comparison; 0 where every lane is done, else 1."""
+def headless(ask: Ask, *, as_json: bool, export: Path | None = None, text: bool = True) -> int:
+    """Run to the end, narrate on stderr, print the comparison; 0 where every lane is done, else 1.
+
+    The reference is exported to `export` where that is given, with the session's `text` or without.
+    """
     narrator = Narrator()
     experiment = Experiment(ask, narrator.say)
     with ending_as_by_ctrl_c():
-        return _measure(experiment, narrator, as_json=as_json)
+        code = _measure(experiment, narrator, as_json=as_json)
+    if export is not None and code == 0:
+        export_from(Path(experiment.state.path), experiment.prepared.model.folder, export, text=text)
+        print(f"exported: {export}" + ("" if text else " (token ids only, no text)"))
+    return code
 
 
 def _measure(experiment: Experiment, narrator: Narrator, *, as_json: bool) -> int:

@@ -60,7 +60,10 @@ ENGINES: dict[str, Engine] = {
         {
             "weights": ("bf16", "fp32", "int8", *SCHEMES, "checkpoint"),
             "kv": ("bf16", "fp32", "int8", "int4", "int2", "fp8"),
-            "attn": ("sdpa", "eager", "flex"),
+            "attn": (
+                "sdpa", "eager", "flex", "sdpa-math", "sdpa-flash", "sdpa-efficient", "flash_attention_2",
+                "flash_attention_3", rules.HUB_KERNEL,
+            ),
             "draft": ("none",),
             "path": ("prefill", "decode"),
         },
@@ -70,6 +73,10 @@ ENGINES: dict[str, Engine] = {
             "kv_window": COUNT,
             "w_group": _GROUPS,
             "w_calibration": ".+",
+        },
+        on={
+            "cpu": {"attn": ("sdpa", "eager", "flex", "sdpa-math", "sdpa-flash")},
+            "mps": {"attn": ("sdpa", "eager", "sdpa-math")},
         },
     ),
     "llamacpp": Engine(

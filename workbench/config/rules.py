@@ -12,6 +12,8 @@ DEFAULT_KV_GROUP = 32
 
 QUANTIZED_KV = ("q8_0", "q5_0", "q4_0")
 OUR_QUANTIZED_KV = ("int8", "int4", "int2", "fp8")
+HUB_KERNEL = "OWNER/NAME"
+"""Stands for any attention kernel of the Hugging Face hub, such as kernels-community/flash-attn3."""
 PAIR_WORDS = {"16": "bf16", "8": "int8", "4": "int4", "2": "int2"}
 """Bits in a pair such as k8v4 → what is stored."""
 
@@ -25,6 +27,7 @@ _CPU_REASONS: dict[tuple[str, str], str] = {
 }
 """Of vLLM 0.32, seen on a machine without a GPU."""
 
+_GPU_ATTENTION = ("sdpa-efficient", "flash_attention_2", "flash_attention_3")
 _VLLM_GPU_PAIRS: dict[str, tuple[str, ...]] = {
     "FLASH_ATTN": ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3"),
     "FLASHINFER": ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"),
@@ -43,6 +46,8 @@ def plain(configuration: Configuration, axis: str) -> list[str]:
     value = str(getattr(configuration, axis))
     if axis == "kv" and configuration.engine in ("llamacpp", "transformers"):
         return list(keys_and_values(value))
+    if axis == "attn" and configuration.engine == "transformers" and re.fullmatch(r"[\w.-]+/[\w.-]+", value):
+        return [HUB_KERNEL]
     return [value.partition("@")[0]] if axis == "draft" else [value]
 
 
@@ -63,6 +68,8 @@ def drafter(configuration: Configuration) -> tuple[str, str]:
 def reason(configuration: Configuration, axis: str, device: str) -> str:
     """Why a value is not in the table, as the end of a sentence; empty where the table says it all."""
     value = str(getattr(configuration, axis)).partition("@")[0]
+    if configuration.engine == "transformers" and axis == "attn" and device == "cpu":
+        return ": it needs a GPU" if value in _GPU_ATTENTION or "/" in value else ""
     if configuration.engine != "vllm" or device != "cpu":
         return ""
     if (axis, value) in _CPU_REASONS:

@@ -158,8 +158,9 @@ def weights_hash(folder: Path, progress: Progress | None = None) -> str:
 def model_facts(folder: Path) -> dict[str, Any]:
     """What a model folder says of itself, its headers checked. Raises ModelError.
 
-    model_type, architecture, context_limit (tokens, 0 unknown), vocabulary (of the logits), layers, kv_heads, head_dim,
-    dtype (of most bytes), parameter_bytes; quantized_by (the method), where the weights are stored quantized.
+    model_type, architecture, context_limit (tokens, 0 unknown), vocabulary (of the logits), layers, kv_layers (those
+    with a KV cache of their own), kv_heads, head_dim, dtype (of most bytes), parameter_bytes; quantized_by (the
+    method), where the weights are stored quantized.
     """
     config = read_object(folder / "config.json")
     text = cast(dict[str, Any], config.get("text_config") or config)
@@ -177,6 +178,7 @@ def model_facts(folder: Path) -> dict[str, Any]:
         "context_limit": _number(text, "max_position_embeddings"),
         "vocabulary": _number(text, "vocab_size"),
         "layers": _number(text, "num_hidden_layers"),
+        "kv_layers": _layers_with_a_cache(text),
         "kv_heads": _number(text, "num_key_value_heads") or heads,
         "head_dim": head_dim,
         "dtype": max(sizes, key=lambda name: sizes[name], default="").lower(),
@@ -209,6 +211,18 @@ def locked(path: Path, progress: Progress | None = None) -> Generator[int]:
                 progress("waiting for another process", 0, 0)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
+
+
+def _layers_with_a_cache(text: dict[str, Any]) -> int:
+    """Of all layers those without linear attention and without another layer's keys and values."""
+    layers = _number(text, "num_hidden_layers")
+    kinds: Any = text.get("layer_types")
+    if isinstance(kinds, list):
+        own = cast(list[Any], kinds)[: layers - _number(text, "num_kv_shared_layers")]
+        return sum("attention" in str(kind) and kind != "linear_attention" for kind in own)
+    if _number(text, "linear_num_value_heads"):
+        return layers // (_number(text, "full_attention_interval") or 4)
+    return layers - _number(text, "num_kv_shared_layers")
 
 
 def _number(config: dict[str, Any], key: str) -> int:

@@ -1,9 +1,10 @@
 """What passes between the user's process and an engine's: one event, one small frozen dataclass.
 
-Requests go down (Probe, Inspect, Start, Score, Feed, Generate, Convert, Quantize, Cancel, Stop), events come up (Ready,
-Progress, Inspected, Started, Converted, Rows, Tokens, Scored, Generated, Failed). A field annotated `Arrays` travels as
-raw arrays, everything else as JSON. `job` numbers the request that an event answers. Positions are absolute token
-indices: row `i` is about the distribution that predicts token `i`, so the first scored position of a stream is 1.
+Requests go down (Probe, Inspect, Start, Score, Feed, Generate, Windows, Convert, Quantize, Cancel, Stop), events come
+up (Ready, Progress, Inspected, Started, Converted, Rows, Tokens, WindowRows, Scored, Generated, Failed). A field
+annotated `Arrays` travels as raw arrays, everything else as JSON. `job` numbers the request that an event answers.
+Positions are absolute token indices: row `i` is about the distribution that predicts token `i`, so the first scored
+position of a stream is 1.
 """
 
 from __future__ import annotations
@@ -95,6 +96,20 @@ class Generate:
     top_k: int = 0
     seed: int = 0
     stop: tuple[int, ...] = ()
+    arrays: Arrays = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Run the windows of the llama.cpp base file `path` (`protocol.logits_file`), each from an empty KV cache.
+
+    `record` writes the file, of the windows `arrays["tokens"]` (int32, windows × n_ctx); otherwise the file's rows are
+    compared with the model's. Answered by WindowRows and at last Scored.
+    """
+
+    job: int
+    path: str
+    record: bool = False
     arrays: Arrays = field(default_factory=dict[str, Any])
 
 
@@ -214,12 +229,24 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRows:
+    """Rows of a base file from its row `first` on (64-bit). Scoring: kl, kl_whole, mass, nll, nll_base (float64), same
+    (uint8), as `worker.window_rows.compared` defines them; recording: nll. Nats."""
+
+    job: int
+    first: int
+    arrays: Arrays = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     """Scoring is done. Seconds are of the engine's forward passes; our own work on the rows is `rows_seconds`.
 
     `stats`: prefill_tokens, prefill_seconds, decode_tokens, decode_seconds, rows_seconds, peak_memory_bytes,
     kv_cache_bytes, kv_workspace_bytes, kv_positions, memory_kind (`rss` or `device`), chunk; where the logits are
-    padded beyond the tokenizer's ids, padding_mass_mean and padding_mass_max, the probability that was cut off.
+    padded beyond the tokenizer's ids, padding_mass_mean and padding_mass_max, the probability that was cut off. Of
+    Windows: tokens, rows, forward_seconds, rows_seconds, file_seconds, bos (the id that stood in for the first token of
+    each window, or null), rows_at_once, and memory as above.
     """
 
     job: int
@@ -246,8 +273,8 @@ class Failed:
     next: str = ""
 
 
-Request = Probe | Inspect | Start | Score | Feed | Generate | Convert | Quantize | Cancel | Stop
-Event = Ready | Progress | Inspected | Started | Converted | Rows | Tokens | Scored | Generated | Failed
+Request = Probe | Inspect | Start | Score | Feed | Generate | Windows | Convert | Quantize | Cancel | Stop
+Event = Ready | Progress | Inspected | Started | Converted | Rows | Tokens | WindowRows | Scored | Generated | Failed
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Request), *get_args(Event))}
 

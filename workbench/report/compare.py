@@ -74,6 +74,7 @@ def lane_object(state: SessionState, lane: LaneState) -> dict[str, Any]:
         **_speeds(lane),
         "acceptance": {key: accepted.get(key) for key in _ACCEPTANCE},
         "tool_verdicts": None,
+        "determinism": record.stats.get("determinism"),
         "no_effect": record.stats.get("no_effect") or None,
         "no_effect_reason": without_effect(record, [other.record for other in state.lanes]) or None,
         "differs": sentences(record.manifest, "differs"),

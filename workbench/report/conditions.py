@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.metrics.divergence import BOUNDED
+from workbench.run.determinism import sentence
 from workbench.session.text import one_line
 from workbench.store.effective import UNREAD, engine_words, logits_words, sentences
 
@@ -106,6 +107,8 @@ def _of_lane(lane: Lane, reference: Lane) -> list[str]:
         said.append(_interval(lane, manifest))
     if lane.get("no_effect"):
         said.append(lane.get("no_effect_reason") or f"bit-identical to {lane['no_effect']}: a setting had no effect")
+    if lane.get("determinism"):
+        said.append(sentence(lane["determinism"], str(lane.get("path"))))
     if lane.get("runs"):
         said.append(f"two runs: {lane['runs']}")
     if unlike := _unlike(lane, reference):

@@ -119,5 +119,5 @@ def _spread(spans: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
             if place < stop - start:
                 chosen.append((number, start + int(place)))
                 break
-            place -= stop - start  # noqa: PLW2901 (counted down to the span that holds it)
+            place -= stop - start
     return chosen

@@ -11,38 +11,35 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from workbench import __version__
 from workbench.config import axes
-from workbench.config.lane import Configuration, from_json, with_engine
-from workbench.engines.gguf_model import plain_gguf
-from workbench.engines.models import Model, find_model
+from workbench.config.lane import Configuration, from_json
+from workbench.engines.models import Model
 from workbench.errors import ConfigurationError, SavedSessionError, WorkbenchError
-from workbench.paths import expanded, saved_dir
+from workbench.paths import saved_dir
 from workbench.protocol.wire import Arrays
 from workbench.run import reference as references
-from workbench.run.convert import converter
+from workbench.run.determinism import check_repeat
 from workbench.run.floor import FloorRow, floor_fact, floor_rows
+from workbench.run.imported import load_reference, reference_configuration
 from workbench.run.job import DECODE_TOKENS, Work
+from workbench.run.lane_model import free_name, lane_model
 from workbench.run.memory import shape_of
 from workbench.run.prepare import (
     NO_LIMIT,
     Ask,
     Say,
-    check_model,
     prepare,
-    told,
-    transformers_python,
     usable_environment,
 )
 from workbench.run.scheduler import Scheduler, Task
-from workbench.run.weights import check_weights, find_weights
-from workbench.session.tokenizer import Tokenizer
+from workbench.run.weights import find_weights
 from workbench.store.hub import Hub
 from workbench.store.saved import SavedSession
 from workbench.store.state import LaneKind, LaneRecord, LaneState, SessionState
@@ -53,9 +50,19 @@ class Experiment:
     """Prepare, start, add lanes, wait, close. `say` gets one line of narration at a time, from any thread."""
 
     def __init__(self, ask: Ask, say: Say) -> None:
-        for configuration in (ask.reference, *ask.lanes):
+        file = load_reference(ask.reference_file) if ask.reference_file is not None else None
+        if file is not None:
+            ask = replace(ask, reference=reference_configuration(file, ask.reference.model))
+            if ask.floor and "floor" not in file.facts:
+                raise ConfigurationError(
+                    "the noise floor of a reference from a file is measured where it was recorded",
+                    where=f"reference {file.path}",
+                    next="Leave --floor out, or ask for a file that was exported with its floor.",
+                )
+        for configuration in (*(() if file else (ask.reference,)), *ask.lanes):
             axes.check(configuration)
-        self._ask = ask
+            check_repeat(configuration, ask.repeat)
+        self._ask, self._file = ask, file
         self._say = say
         self._lock = threading.RLock()
         self._waiting: list[Task] = []
@@ -64,12 +71,10 @@ class Experiment:
     def prepare(self) -> SessionState:
         """Find the model, render the session, open the file. Raises WorkbenchError; nothing runs yet."""
         self.prepared = prepare(self._ask, self._say)
-        for configuration in (self._ask.reference, *self._ask.lanes):
+        for configuration in (*(() if self._file else (self._ask.reference,)), *self._ask.lanes):
             self._lane_model(configuration)  # a refusal comes before there is a file
         rendered = self.prepared.rendered
-        self.key = references.reference_key(
-            self._ask.reference, self.prepared.hashes, self.prepared.environment.versions
-        )
+        self.key = self._key()
         self._saved = self._open_file()
         self.hub = Hub(self._saved, self.prepared.tokenizer.tokens_bytes)
         if self._reused_from and (reference := self.state.reference) is not None:
@@ -79,9 +84,10 @@ class Experiment:
                 stats={**record.stats, "reused": True},
                 manifest={**record.manifest, "reused_from": self._reused_from},
             )
-            if (floor := references.cached_floor(self.key)) is not None:
+            floor = self._file.facts.get("floor") if self._file else references.cached_floor(self.key)
+            if floor is not None:
                 self.hub.set_floor(floor)
-                self._say("floor: reusing what was measured with the cached trace")
+                self._say("floor: reusing what was measured with the trace")
         self.scheduler = Scheduler(
             self.hub,
             lambda engine: usable_environment(engine).python,
@@ -119,6 +125,8 @@ class Experiment:
             lane = self._add("lane", self._free_name(configuration), configuration, model)
         with self._lock:
             held = any(task.lane is lane for task in self._waiting) or self.scheduler.holds(lane.record.id)
+        if lane.record.status == "done" and self._ask.repeat > 1 and "determinism" not in lane.record.stats:
+            self._say(f"{lane.record.name}: done in an earlier run, so it is not repeated; choose another -o FILE")
         if lane.record.status != "done" and not held:
             self._queue(lane, self._work(configuration, single=self._single(configuration), model=model), model)
         return lane
@@ -193,7 +201,11 @@ class Experiment:
         try:
             if not saved.lanes():  # new, or its writer was killed before it had begun
                 saved.set_stream(rendered.stream)
-                if (found := references.cached(self.key)) is not None:
+                if self._file is not None:
+                    saved.copy_reference(self._file.path)
+                    saved.add_tokens(self._tokens(rendered.stream["ids"]))
+                    self._reused_from = self._file.path.name
+                elif (found := references.cached(self.key)) is not None:
                     saved.copy_reference(found)
                     self._reused_from = found.stem
                     self._say(f"reference: reusing the cached trace {found.stem}")
@@ -202,6 +214,18 @@ class Experiment:
                 saved.close()
             raise
         return saved
+
+    def _key(self) -> str:
+        """What names the trace: where it comes from a file, the key that it was recorded under."""
+        if self._file is not None:
+            return str(self._file.record.manifest.get("reference_key"))
+        assert self.prepared.environment is not None
+        versions = self.prepared.environment.versions
+        return references.reference_key(self._ask.reference, self.prepared.hashes, versions)
+
+    def _tokens(self, ids: Any) -> dict[int, bytes]:
+        known = np.unique(ids).tolist()
+        return dict(zip(known, self.prepared.tokenizer.tokens_bytes(known), strict=True))
 
     def _check_resumable(self, held: SavedSession) -> None:
         """Raise SavedSessionError where a file's trace is not the one that this run would record."""
@@ -279,7 +303,8 @@ class Experiment:
         model: Model | None = None,
     ) -> Work:
         chosen, text, text_ids = model or self.prepared.model, "", None
-        if configuration.engine != "transformers":  # which reads the very file that we read
+        # transformers reads the very file that we read; a reference without text leaves nothing to read.
+        if configuration.engine != "transformers" and self.prepared.rendered.text:
             text = self.prepared.rendered.text
             text_ids = self.prepared.tokenizer.encode(text).ids.astype(np.int32)
         return Work(
@@ -300,6 +325,7 @@ class Experiment:
             decode_tokens=decode_tokens,
             text=text,
             text_ids=text_ids,
+            repeat=self._ask.repeat,
         )
 
     def _floor_work(self, row: FloorRow) -> Work:
@@ -310,27 +336,7 @@ class Experiment:
 
     def _lane_model(self, configuration: Configuration) -> Model:
         """The lane's model. Raises ConfigurationError where it cannot run this lane on the reference's tokens."""
-        usable_environment(configuration.engine)
-        model, tokens = self.prepared.model, len(self.prepared.rendered)
-        if configuration.model == self._ask.reference.model:
-            check_model(configuration, model.facts, tokens)
-            check_weights(configuration, model)
-            return model
-        path = expanded(configuration.model)
-        if configuration.engine == "llamacpp" and path.suffix == ".gguf" and path.is_file():
-            plain = plain_gguf(path, model, self.prepared.tokenizer, told(self._say))
-            check_model(configuration, plain.facts, tokens)
-            return plain
-        other = find_model(configuration.model, converter(transformers_python), told(self._say))
-        if Tokenizer.load(other.folder).hash != self.prepared.tokenizer.hash:
-            raise ConfigurationError(
-                f"{other.name} has another tokenizer than {model.name}",
-                where=f"lane {configuration.to_line()}",
-                next="Distributions over different tokens cannot be compared.",
-            )
-        check_model(configuration, other.facts, tokens)
-        check_weights(configuration, other)
-        return other
+        return lane_model(configuration, self._ask.reference, self.prepared, self._say)
 
     def _existing(self, kind: LaneKind, configuration: Configuration) -> LaneState | None:
         wanted = configuration.to_json()
@@ -373,15 +379,7 @@ class Experiment:
 
     def _free_name(self, configuration: Configuration) -> str:
         """What differs from the reference, made unique among the lanes."""
-        # Beside another engine only what departs from that engine's own defaults is worth a word.
-        mine, theirs = configuration.to_json(), with_engine(self._ask.reference, configuration.engine).to_json()
-        parts = [configuration.engine] if configuration.engine != self._ask.reference.engine else []
-        mine["model"], theirs["model"] = Path(str(mine["model"])).name, Path(str(theirs["model"])).name
-        parts += [f"{axis} {mine[axis]}" for axis in mine if axis != "extra" and mine[axis] != theirs[axis]]
-        parts += [f"{key} {value}" for key, value in configuration.extra]
-        name = " · ".join(parts) or "reference again"
-        taken = {lane.record.name for lane in self.state.lanes}
-        return next(n for n in (name, *(f"{name} ({count})" for count in range(2, 1000))) if n not in taken)
+        return free_name(configuration, self._ask.reference, {lane.record.name for lane in self.state.lanes})
 
     def _set_floor(self, lanes: list[tuple[FloorRow, LaneState]]) -> None:
         done = [(row, lane) for row, lane in lanes if lane.record.status == "done"]

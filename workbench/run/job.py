@@ -17,9 +17,11 @@ from workbench.engines.process import EngineProcess
 from workbench.errors import Cancelled, ConfigurationError, EngineError
 from workbench.metrics.divergence import HEAD_AND_SAMPLES
 from workbench.protocol import events
+from workbench.protocol.columns import CONTINUATION
 from workbench.protocol.events import Event
 from workbench.protocol.wire import Arrays
 from workbench.run.checks import GATE_POSITIONS, check_effective, check_predictions, check_tokens, differences
+from workbench.run.determinism import Repeats, Take
 from workbench.store.hub import Hub
 from workbench.store.state import LaneState
 
@@ -46,6 +48,7 @@ class Work:
     first position that is measured; `record` makes the trace; `single` (uint8) marks the tokens that `path=decode`
     feeds one at a time; the first `reuse_prefix` positions are run in a pass of their own and their KV cache is used
     again; `context_limit` is the model's. Where `text` is given, the engine's own tokenizer must make `text_ids` of it.
+    A lane is run `repeat` times in all, the later ones to compare them with the first bit by bit.
     """
 
     ids: np.ndarray[Any, np.dtype[np.int32]]
@@ -59,6 +62,7 @@ class Work:
     decode_tokens: int = DECODE_TOKENS
     text: str = ""
     text_ids: np.ndarray[Any, np.dtype[np.int32]] | None = None
+    repeat: int = 1
 
 
 @dataclass(slots=True)
@@ -114,6 +118,9 @@ class Job:
                 manifest.update(draft=drafted.effective.get("draft"), runs=TWO_RUNS)
                 self.hub.update(lane_id, manifest=manifest)
             stats = self._decode(configuration, keep, stats)
+            self.hub.update(lane_id, stats=stats)
+        if self.work.repeat > 1 and self.lane.record.kind == "lane":
+            stats["determinism"] = self._repeat(configuration, keep, effective.get("kv") or {})
         self.hub.update(lane_id, stats=stats, manifest={**manifest, "finished": time.time()})
 
     def _start(self, configuration: Configuration, path: Path, context: int) -> events.Started:
@@ -123,13 +130,34 @@ class Job:
     def _decode(self, configuration: Configuration, keep: int, stats: dict[str, Any]) -> dict[str, Any]:
         """Greedy tokens after the context, so that speed and acceptance are measured."""
         ids = self.work.ids[: keep if keep >= 0 else None]
-        # An engine that was not scored just now, or keeps no cache between requests, gets the context with the request.
-        brought = {"ids": ids} if configuration.engine in NO_CACHE or configuration.draft != "none" else {}
-        request = events.Generate(next(_jobs), self.work.decode_tokens, len(ids), arrays=brought)
-        generated = self._request(request, events.Generated)
+        generated = self._request(self._sample(configuration, keep), events.Generated)
         peaks = [part.get("peak_memory_bytes") or 0 for part in (stats, generated.stats)]
         decode = {**generated.stats, "from": len(ids)}
         return {**stats, "decode": decode, "peak_memory_bytes": max(peaks) or None}
+
+    def _sample(self, configuration: Configuration, keep: int) -> events.Generate:
+        ids = self.work.ids[: keep if keep >= 0 else None]
+        # An engine that was not scored just now, or keeps no cache between requests, gets the context with the request.
+        brought = {"ids": ids} if configuration.engine in NO_CACHE or configuration.draft != "none" else {}
+        return events.Generate(next(_jobs), self.work.decode_tokens, len(ids), arrays=brought)
+
+    def _repeat(self, configuration: Configuration, keep: int, kv: dict[str, Any]) -> dict[str, Any]:
+        """Run the lane again, and say whether it gave the same bits."""
+        reason = ""
+        if configuration.engine in NO_CACHE:
+            reason = "the engine keeps no KV cache between requests"
+        elif not kv.get("cuts_exactly", True):
+            reason = "this KV cache is not the same again once it was cut back"
+        stored = {name: self.lane.continuation.column(name) for name in CONTINUATION}
+        return Repeats(
+            self.work.repeat,
+            self.lane.rows,
+            stored,
+            reason,
+            lambda take: self._score(configuration, self.work.first, take),
+            lambda take: self._request(self._sample(configuration, keep), events.Generated, take=take),
+            self._hear,
+        ).run()
 
     def _check_reading(self, configuration: Configuration, path: Path) -> None:
         """Compare how the engine itself tokenises the prompt with the session's ids. Raises ConfigurationError."""
@@ -150,6 +178,12 @@ class Job:
             raise Cancelled("cancelled", where=self.lane.record.name)
         self.hub.receive(self.lane.record.id, events.Progress(0, phase, done, total))
 
+    def _hear(self, event: events.Rows | events.Tokens | events.Progress) -> None:
+        """Hand an event of the engine to the hub."""
+        self.hub.receive(self.lane.record.id, event)
+        if isinstance(event, events.Rows):
+            self._check_rows()
+
     def _check_rows(self) -> None:
         """The sanity gate, once, as soon as there are enough rows."""
         if not self._believed and self.lane.record.kind == "lane" and len(self.lane.rows) >= GATE_POSITIONS:
@@ -167,13 +201,13 @@ class Job:
             return asked or n + extra, -1
         return max(n, limit), max(1, limit - extra)
 
-    def _score(self, configuration: Configuration, first: int) -> events.Scored:
+    def _score(self, configuration: Configuration, first: int, take: Take | None = None) -> events.Scored:
         work = self.work
         if work.reuse_prefix:
             self._request(
                 events.Score(next(_jobs), work.reuse_prefix, True, arrays={"ids": work.ids[: work.reuse_prefix]}),
                 events.Scored,
-                discard=True,
+                take=lambda event: self._hear(event) if isinstance(event, events.Progress) else None,
             )
         request = events.Score(
             next(_jobs),
@@ -185,7 +219,7 @@ class Job:
             arrays={"ids": work.ids, **({} if work.single is None else {"single": work.single})},
         )
         if self.feed is None:
-            return self._request(request, events.Scored)
+            return self._request(request, events.Scored, take=take)
         pieces = self.feed(first)
         fed = first
         # vLLM names the trace's ids in its requests, so it needs them all before the first row comes.
@@ -200,7 +234,7 @@ class Job:
                 self.engine.send(events.Feed(request.job, piece[0], piece[1]))
                 fed = piece[0] + len(piece[1]["logprob"])
 
-        return self._request(request, events.Scored, progressed=feed_ahead, start=first)
+        return self._request(request, events.Scored, progressed=feed_ahead, start=first, take=take)
 
     def _request(
         self,
@@ -209,9 +243,9 @@ class Job:
         *,
         progressed: Callable[[int], None] | None = None,
         start: int = 0,
-        discard: bool = False,
+        take: Take | None = None,
     ) -> _E:
-        """Send a request and hand what comes back to the hub until its answer is there."""
+        """Send a request and hand what comes back to the hub, or to `take`, until its answer is there."""
         self.engine.send(request)
         if progressed:
             progressed(start)
@@ -230,11 +264,9 @@ class Job:
                 case events.Failed():
                     raise _as_error(event, self.engine)
                 case events.Rows() | events.Tokens() | events.Progress():
-                    if event.job != request.job or (discard and not isinstance(event, events.Progress)):
+                    if event.job != request.job:
                         continue
-                    self.hub.receive(self.lane.record.id, event)
-                    if isinstance(event, events.Rows):
-                        self._check_rows()
+                    (take or self._hear)(event)
                     if progressed and isinstance(event, events.Rows):
                         progressed(event.first + len(next(iter(event.arrays.values()))))
                 case _ if isinstance(event, answer):

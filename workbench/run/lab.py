@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any, cast
 import numpy as np
 
 from workbench.config.lane import EMBEDDED_MODEL
-from workbench.engines.models import find_model
+from workbench.engines.models import add_model, find_model, list_models, remove_model
+from workbench.engines.process import SPIN_COUNT
 from workbench.errors import Cancelled, EngineError, ModelError
 from workbench.lab.generator import Count, Recipe, lab_session, training_length
-from workbench.paths import data_dir, worker_path
+from workbench.paths import cache_dir, data_dir, models_dir, worker_path
 from workbench.run.convert import converter
 from workbench.run.prepare import Say, told, transformers_python
 from workbench.session.router.state import Split
@@ -43,6 +45,7 @@ class Training:
     threads: int = 0
     checkpoint_minutes: float = 5.0
     restart: bool = False
+    model: str = EMBEDDED_MODEL
 
 
 def generated(split: Split, seed: int, sessions: int, tokens: int, count: Count) -> Iterator[Session]:
@@ -88,11 +91,11 @@ def write_training_data(path: Path, renderer: Renderer, tokens: int, seed: int, 
 
 
 def train(asked: Training, say: Say, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Train the embedded model's adapter, or go on with a training that was interrupted; returns its facts.
+    """Train a model's adapter, or go on with a training that was interrupted; returns its facts.
 
     Raises WorkbenchError. ctrl+c lets the running step end and keeps what was trained.
     """
-    model = find_model(EMBEDDED_MODEL, converter(transformers_python), told(say))
+    model = find_model(asked.model, converter(transformers_python), told(say))
     tokens = asked.tokens or round(asked.minutes * 60 * TOKENS_A_SECOND)
     recipe = {"seed": asked.seed, "tokens": tokens, "generator": TAUGHT_FROM}
     renderer = Renderer.load(model.folder)
@@ -118,9 +121,9 @@ def train(asked: Training, say: Say, show: Callable[[dict[str, Any]], None]) -> 
     return _work("train", plan, asked.output, show)
 
 
-def merge(adapter: Path, output: Path, say: Say) -> dict[str, Any]:
-    """Write the embedded model with an adapter merged in. Raises WorkbenchError where it was trained on another."""
-    model = find_model(EMBEDDED_MODEL, converter(transformers_python), told(say))
+def merge(adapter: Path, output: Path, say: Say, name: str = EMBEDDED_MODEL) -> dict[str, Any]:
+    """Write a model with an adapter merged in. Raises WorkbenchError where the adapter was trained on another."""
+    model = find_model(name, converter(transformers_python), told(say))
     try:
         about = json.loads((adapter / "training.json").read_text(encoding="utf-8"))
         trained_on = about["base"]["weights_hash"]
@@ -133,7 +136,26 @@ def merge(adapter: Path, output: Path, say: Say) -> dict[str, Any]:
             next="Train it again: workbench lab train.",
         )
     plan = {"model": str(model.folder), "adapter": str(adapter), "output": str(output)}
-    return _work("merge", plan, output, lambda _: None)
+    return _work("merge", plan, cache_dir() / "lab", lambda _: None)
+
+
+def install(adapter: Path, say: Say, name: str = EMBEDDED_MODEL) -> tuple[Path, dict[str, Any]]:
+    """Merge into the model cache, as the model `NAME-lab`; one of that name is replaced once the new one is whole."""
+    made = lab_model(name)
+    folder = models_dir() / made
+    models_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=models_dir()) as part:
+        facts = merge(adapter, Path(part) / "model", say, name)
+        if made in [row.name for row in list_models()]:
+            remove_model(made)
+        (Path(part) / "model").replace(folder)
+    add_model(str(folder), made)
+    return folder, facts
+
+
+def lab_model(name: str = EMBEDDED_MODEL) -> str:
+    """The name of a model with its adapter merged in."""
+    return f"{Path(name).name}-lab"
 
 
 def default_output() -> Path:
@@ -155,34 +177,37 @@ def _forget(output: Path) -> None:
             folder.rmdir()
 
 
-def _work(task: str, plan: dict[str, Any], output: Path, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Run a plan in the transformers engine's Python and return its facts."""
+def _work(task: str, plan: dict[str, Any], folder: Path, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run a plan in the transformers engine's Python and return its facts; plan and log stay in `folder`."""
     python = transformers_python()
-    output.mkdir(parents=True, exist_ok=True)
-    path, log = output / f"{task}.plan.json", output / f"{task}.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    path, log = folder / f"{task}.plan.json", folder / f"{task}.log"
     path.write_text(json.dumps({"task": task, **plan}, indent=1), encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONSTARTUP")}
     environment |= {"PYTHONPATH": str(worker_path()), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     facts: dict[str, Any] = {}
-    with log.open("w", encoding="utf-8") as errors:
-        child = subprocess.Popen(
+    interrupted = False
+    with (
+        log.open("w", encoding="utf-8") as errors,
+        subprocess.Popen(
             [python, "-P", "-m", "workbench.worker.lab", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,
-            text=True,
-        )
+        ) as child,
+    ):
         assert child.stdout is not None
-        interrupted = False
         while True:
             try:
-                for line in child.stdout:
+                if not (line := child.stdout.readline()):
+                    break
+                if line.endswith(b"\n"):
                     facts = json.loads(line)
                     show(facts)
-                child.wait()
-                break
-            except KeyboardInterrupt:  # the child got it too, and ends after its step; one more ends it here
+            except KeyboardInterrupt:  # the child ends after its step; one more ends it here
                 if interrupted:
                     child.kill()
                     raise
@@ -190,7 +215,7 @@ def _work(task: str, plan: dict[str, Any], output: Path, show: Callable[[dict[st
                 child.terminate()
     if "done" in facts:
         if interrupted:
-            raise Cancelled("training was interrupted", where=str(output), next="The same command goes on with it.")
+            raise Cancelled("training was interrupted", where=str(folder), next="The same command goes on with it.")
         return facts["done"]
     if said := facts.get("error"):
         raise ModelError(said["what"], where=said["where"], next=said["next"])

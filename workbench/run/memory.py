@@ -32,7 +32,7 @@ class Shape:
     """What of a model decides its memory: counts, and the bytes of its own files."""
 
     parameters: int
-    layers: int
+    layers: int  # those with a KV cache
     kv_heads: int
     head_dim: int
     vocabulary: int
@@ -42,7 +42,8 @@ class Shape:
 def shape_of(facts: dict[str, Any]) -> Shape:
     """The shape in a model's facts (`engines.weights.model_facts`)."""
     width = 4 if str(facts["dtype"]) in ("f32", "float32") else 2
-    sizes = (int(facts[name]) for name in ("layers", "kv_heads", "head_dim", "vocabulary"))
+    layers = int(facts.get("kv_layers") or facts["layers"])
+    sizes = (layers, *(int(facts[name]) for name in ("kv_heads", "head_dim", "vocabulary")))
     own = int(facts.get("file_bytes") or facts["parameter_bytes"])
     return Shape(int(facts["parameter_bytes"]) // width, *sizes, file_bytes=own)
 

@@ -15,6 +15,7 @@ from workbench.engines.environments import Environment, environment_for
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, EngineError, SavedSessionError
 from workbench.run.convert import converter
+from workbench.run.imported import check_reading, check_stream, check_trace, load_reference, session_of
 from workbench.session.script import Session, load_session
 from workbench.session.script import from_json as session_from_json
 from workbench.session.template import Rendered, Renderer, check_length, fit, render
@@ -29,26 +30,33 @@ NO_LIMIT = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the user asked for: a session or its SPEC, and configurations that are checked before anything loads."""
+    """What the user asked for: a session or its SPEC, and configurations that are checked before anything loads.
 
-    session: str | Session
+    Where `reference_file` is given, the reference is the one in it, and so is the session where none is named.
+    Each lane is run `repeat` times (`run.determinism`).
+    """
+
+    session: str | Session | None
     reference: Configuration = field(default_factory=Configuration)
     lanes: tuple[Configuration, ...] = ()
     output: Path | None = None
     fit: bool = False
     floor: bool = False
     parallel: int = 1
+    reference_file: Path | None = None
+    repeat: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a session and a model become before an engine is started."""
+    """What a session and a model become before an engine is started; `environment` is the reference's, None where it
+    was recorded elsewhere."""
 
     session: Session
     model: Model
     tokenizer: Tokenizer
     rendered: Rendered
-    environment: Environment
+    environment: Environment | None
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -59,6 +67,10 @@ class Prepared:
 
 def prepare(ask: Ask, say: Say) -> Prepared:
     """Session, model, tokenizer and rendering. Raises WorkbenchError; a session that is too long needs `fit`."""
+    if ask.reference_file is not None:
+        return _prepare_imported(ask, ask.reference_file, say)
+    if ask.session is None:
+        raise ConfigurationError("name a session", where="run", next="Or give --reference FILE.wbref, which holds one.")
     session = load_session(ask.session) if isinstance(ask.session, str) else ask.session
     environment = usable_environment(ask.reference.engine)
     model = find_model(ask.reference.model, converter(transformers_python), told(say))
@@ -78,6 +90,29 @@ def prepare(ask: Ask, say: Say) -> Prepared:
         say(f"session: {rendered.facts['notes'][-1]}")
     check_length(session, len(rendered), limit)
     return Prepared(session, model, renderer.tokenizer, rendered, environment)
+
+
+def _prepare_imported(ask: Ask, path: Path, say: Say) -> Prepared:
+    """As `prepare`, of a reference that is in a file: nothing of it runs here."""
+    file = load_reference(path)
+    model = find_model(ask.reference.model, converter(transformers_python), told(say))
+    renderer = Renderer.load(model.folder)
+    check_reading(file, renderer)
+    session, rendered = session_of(path)
+    notes = check_trace(file)
+    if ask.session is not None or file.text:
+        given = load_session(ask.session) if isinstance(ask.session, str) else ask.session or session
+        own = render(given, renderer)
+        if ask.fit and len(own) > len(rendered):
+            own = fit(given, renderer, len(rendered), own).rendered
+        check_stream(file, own.stream["ids"], rendered.stream["ids"], renderer)
+        session, rendered = (given if file.text else session), own
+    if file.record.manifest.get("weights_hash") != model.facts["weights_hash"]:
+        notes.append("the reference was recorded from other weight files than this model's")
+    rendered.facts["notes"] = [*(rendered.facts.get("notes") or []), *notes]
+    for note in (f"reference: from {path.name}, recorded by {file.record.manifest.get('engine')}", *notes):
+        say(note)
+    return Prepared(session, model, renderer.tokenizer, rendered, None)
 
 
 def check_model(configuration: Configuration, facts: dict[str, Any], tokens: int = 0) -> None:

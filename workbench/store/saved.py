@@ -222,8 +222,9 @@ class SavedSession:
         """Write the open chunks now."""
         self._write(lambda: self._table.write_all())
 
-    def copy_reference(self, source: str | Path) -> LaneRecord:
+    def copy_reference(self, source: str | Path, *, tokens: bool = True) -> LaneRecord:
         """Take over another file's stream, tokens and reference lane with its rows; the lane comes whole or not at all.
+        Without `tokens` the bytes of its token ids stay behind.
 
         Raises SavedSessionError where that file is
         damaged or has none, or where this one has a reference or another stream.
@@ -231,7 +232,7 @@ class SavedSession:
         if Path(source).resolve() == self.path:
             raise SavedSessionError("cannot take the reference from itself", where=str(self.path))
         with SavedSession.open(source) as other:
-            return self._write(lambda: self._copy_reference(other))
+            return self._write(lambda: self._copy_reference(other, tokens))
 
     def close(self) -> None:
         """Write what is open, leave one file behind, let the next writer in. Raises what an append failed with."""
@@ -350,9 +351,9 @@ class SavedSession:
         with transaction(self._table.connection, self.path) as connection:
             connection.executemany("INSERT OR IGNORE INTO tokens (id, bytes, crc) VALUES (?, ?, ?)", rows)
 
-    def _copy_reference(self, other: SavedSession) -> LaneRecord:
+    def _copy_reference(self, other: SavedSession, with_tokens: bool) -> LaneRecord:
         reference = next((lane for lane in other.lanes() if lane.kind == "reference"), None)
-        stream, tokens = other.stream(), other.tokens()
+        stream, tokens = other.stream(), other.tokens() if with_tokens else {}
         if reference is None or other.damage:
             raise SavedSessionError(
                 "has no reference" if reference is None else f"is damaged: {other.damage[0]}",

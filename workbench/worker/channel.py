@@ -12,13 +12,26 @@ from typing import BinaryIO
 
 from workbench.errors import Cancelled
 from workbench.protocol.columns import count_rows, cut, join
-from workbench.protocol.events import Cancel, Event, Failed, Feed, Progress, Request, Rows, Stop, Tokens, decode, encode
+from workbench.protocol.events import (
+    Cancel,
+    Event,
+    Failed,
+    Feed,
+    Progress,
+    Request,
+    Rows,
+    Stop,
+    Tokens,
+    WindowRows,
+    decode,
+    encode,
+)
 from workbench.protocol.wire import Arrays, WireError, pack, read_frame
 
 PARENT_POLL_SECONDS = 0.5
 STOP_SECONDS = 1.0
 REQUESTS = frozenset(
-    {"Probe", "Inspect", "Start", "Score", "Feed", "Generate", "Convert", "Quantize", "Cancel", "Stop"}
+    {"Probe", "Inspect", "Start", "Score", "Feed", "Generate", "Windows", "Convert", "Quantize", "Cancel", "Stop"}
 )
 
 
@@ -164,6 +177,10 @@ class Job:
     def rows(self, first: int, arrays: Arrays) -> None:
         """Send scored rows from position `first` on."""
         self.channel.send(Rows(self.number, first, arrays))
+
+    def window_rows(self, first: int, arrays: Arrays) -> None:
+        """Send rows of a base file from its row `first` on."""
+        self.channel.send(WindowRows(self.number, first, arrays))
 
     def tokens(self, first: int, arrays: Arrays) -> None:
         """Send generated tokens from the `first`-th on."""

@@ -11,22 +11,28 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from workbench.errors import ConfigurationError, ModelError
 from workbench.config.schemes import SCHEMES
+from workbench.errors import ConfigurationError, ModelError
+from workbench.worker.architectures import (
+    MODELS,
+    check_attention,
+    layer_shapes,
+    model_class,
+    of_text,
+    renamed,
+    text_config,
+)
+from workbench.worker.attention import implementation
 from workbench.worker.quant import compressed
 from workbench.worker.quant.weights import Int8Linear, quantize_linears
-
-MODELS: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM}
-"""Model types that were tested with our KV caches; others may keep states beside keys and values."""
 
 DTYPES = {
     **{"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.bfloat16, "checkpoint": torch.bfloat16},
     **dict.fromkeys(SCHEMES, torch.bfloat16),
 }
-ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flex": "flex_attention"}
 FETCH_AGAIN = "Run `workbench models verify`, or fetch the model again."
 
 
@@ -34,8 +40,8 @@ transformers_logging.disable_progress_bar()  # a failed lane shows the log's las
 
 
 def read_config(folder: Path, weights: str = "bf16") -> Any:
-    """The model's configuration. Raises ModelError where it is missing or damaged, ConfigurationError for its type, or
-    where it does not hold what a lane asks for as `weights`."""
+    """The configuration of the model's text part. Raises ModelError where it is missing or damaged, ConfigurationError
+    for its type, or where it does not hold what a lane asks for as `weights`."""
     if not (folder / "config.json").is_file():
         raise ModelError("there is no config.json: not a model folder", where=str(folder), next=FETCH_AGAIN)
     try:
@@ -44,25 +50,42 @@ def read_config(folder: Path, weights: str = "bf16") -> Any:
             raise ConfigurationError(
                 f"model type {kind!r} is not supported", where=str(folder), next=f"Tested types: {', '.join(MODELS)}."
             )
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        whole = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config = text_config(whole)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ModelError(f"config.json is damaged: {error}", where=str(folder), next=FETCH_AGAIN) from error
-    if any(layer != "full_attention" for layer in getattr(config, "layer_types", None) or ()):
-        raise ConfigurationError("the model has layers without full attention", where=str(folder))
-    compressed.check_folder(folder, config, weights)
+    layer_shapes(config)  # refuses kinds of layers that are not supported
+    compressed.check_folder(folder, whole, weights)
+    if config is not whole and (weights == "checkpoint" or weights in SCHEMES):
+        raise ConfigurationError(
+            f"weights={weights} of model type {kind}, of which only the text part is loaded, is not supported",
+            where=str(folder),
+            next="Use weights=bf16 or weights=fp32.",
+        )
+    if weights == "int8" and hasattr(config, "num_experts_per_tok"):
+        raise ConfigurationError(
+            f"weights=int8 quantizes Linears, and the experts of model type {config.model_type} are none",
+            where=str(folder),
+            next="Use weights=bf16 or weights=fp32.",
+        )
     return config
 
 
 def load(folder: Path, config: Any, weights: str, attention: str, device: torch.device) -> nn.Module:
-    """The model in evaluation mode. Raises ModelError where its files are missing, damaged or incomplete."""
+    """The model in evaluation mode; `config` is the text part's.
+
+    Raises ModelError where its files are missing, damaged or incomplete, ConfigurationError for its attention.
+    """
+    check_attention(config, implementation(attention), str(folder))
     stored = compressed.quantization(config)
     compressed.prepare(config, stored)
     try:
-        model, info = MODELS[config.model_type].from_pretrained(
+        model, info = model_class(config).from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[weights],
-            attn_implementation=ATTENTION[attention],
+            attn_implementation=implementation(attention),
+            key_mapping=renamed(config),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -76,8 +99,8 @@ def load(folder: Path, config: Any, weights: str, attention: str, device: torch.
         raise ModelError("tensors of the wrong shape", where=str(folder), next=FETCH_AGAIN) from error
     missing = sorted(info["missing_keys"])
     # transformers fills what a file lacks with random numbers and only warns.
-    if missing or info["unexpected_keys"]:
-        unknown = sorted(info["unexpected_keys"])
+    unknown = sorted(of_text(set(info["unexpected_keys"])))
+    if missing or unknown:
         raise ModelError(
             f"{len(missing)} tensors are missing ({', '.join(missing[:3])}) and {len(unknown)} unknown"
             f" ({', '.join(unknown[:3])})",
@@ -119,7 +142,8 @@ def describe_weights(model: nn.Module) -> dict[str, Any]:
         values[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     quantized = [name for name, module in model.named_modules() if isinstance(module, Int8Linear)]
     plain = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Embedding))]
-    widest = {tensor.dtype for tensor in model.parameters()}
+    # Some models keep norms, sinks and decays in float32 beside bf16 weights: the scheme is that of the matrices.
+    widest = {tensor.dtype for tensor in model.parameters() if tensor.ndim > 1}
     names = {dtype: name for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))}
     return {
         "scheme": "int8" if quantized else "+".join(sorted(names.get(dtype, str(dtype)) for dtype in widest)),

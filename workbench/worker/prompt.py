@@ -16,22 +16,38 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 
 def inspect(folder: Path, text: str) -> tuple[dict[str, Any], Arrays]:
     """The facts and arrays of `protocol.events.Inspected`. Raises ModelError where the folder cannot be read."""
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises plain Exception for any fault in the files
-        raise ModelError(f"the tokenizer cannot be read: {error}", where=str(folder)) from error
+    tokenizer = _tokenizer(folder)
     ids = tokenizer.encode(text, add_special_tokens=False) if text else []
-    alone = tokenizer.encode("a", add_special_tokens=False)
     facts = {
         "template": tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
         "template_from": "the model folder",
         "rendered": None,
-        "adds_bos": tokenizer.encode("a")[: -len(alone)] == [tokenizer.bos_token_id],
+        "adds_bos": _adds_bos(tokenizer),
         "specials": {name: str(value) for name, value in tokenizer.special_tokens_map.items() if value},
         "vocabulary": len(tokenizer),
         "sampling": _sampling(folder),
     }
     return facts, {"ids": np.array(ids, "<i4")}
+
+
+def bos(folder: Path) -> int | None:
+    """The token that the folder's tokenizer puts in front of a text; None where there is none. Raises ModelError."""
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    tokenizer = _tokenizer(folder)
+    return tokenizer.bos_token_id if _adds_bos(tokenizer) else None
+
+
+def _tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises plain Exception for any fault in the files
+        raise ModelError(f"the tokenizer cannot be read: {error}", where=str(folder)) from error
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    alone = tokenizer.encode("a", add_special_tokens=False)
+    return tokenizer.encode("a")[: -len(alone)] == [tokenizer.bos_token_id]
 
 
 def _sampling(folder: Path) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from workbench.protocol.events import (
     Start,
     Started,
     Stop,
+    Windows,
 )
-from workbench.worker.backends.base import Backend, OutOfMemory, Quantizer
+from workbench.worker.backends.base import Backend, OutOfMemory, Quantizer, Windower
 from workbench.worker.channel import Channel, Job
 
 MEMORY_ADVICE = "Lower ctx or chunk, quantise the KV cache or the weights, or end other programs; then retry."
@@ -98,6 +99,8 @@ def _answer(backend: Backend, request: Request, job: Job) -> Any:
             return Converted(job.number, request.target, facts)
         case Quantize() if isinstance(backend, Quantizer):
             return Converted(job.number, request.target, backend.quantize(request, job))
+        case Windows() if isinstance(backend, Windower):
+            return Scored(job.number, backend.windows(request, job))
         case _:
             raise ConfigurationError(f"{type(request).__name__} is not expected here", where="engine process")
 

@@ -98,6 +98,15 @@ def test_a_description_that_cannot_be_used_is_refused(about: dict[str, object]) 
         Lab.of(about)
 
 
+def test_a_users_own_recordings_answer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_HOME", str(tmp_path))
+    (tmp_path / "data" / "router").mkdir(parents=True)
+    own = {"device": "mine", "kind": "router", "commands": {"show boot": "BOOT path-list: none\n"}}
+    (tmp_path / "data" / "router" / "mine.json").write_text(json.dumps({"devices": [own]}), encoding="utf-8")
+    lab = Lab.of({"recorded": ["mine", "rtr-lab-1"]})
+    assert lab.run("mine", "sh boot").text == "BOOT path-list: none\n"
+
+
 def test_a_damaged_file_of_recordings_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"devices": [{"device": "x"}]}), encoding="utf-8")
     with pytest.raises(SessionError, match=r"a\.json"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from workbench.config.lane import Configuration
-from workbench.protocol.events import Generate, Inspect, Quantize, Score
+from workbench.protocol.events import Generate, Inspect, Quantize, Score, Windows
 from workbench.protocol.wire import Arrays
 from workbench.worker.channel import Job
 
@@ -72,4 +72,13 @@ class Quantizer(Protocol):
 
     def quantize(self, request: Quantize, job: Job) -> dict[str, Any]:
         """Write a folder of quantized weights; returns its manifest. Raises ConfigurationError, ModelError."""
+        ...
+
+
+@runtime_checkable
+class Windower(Protocol):
+    """A backend with whole distributions, and a context that can be emptied."""
+
+    def windows(self, request: Windows, job: Job) -> dict[str, Any]:
+        """Score or write a llama.cpp base file; returns the statistics of `Scored`. Raises LogitsFileError."""
         ...

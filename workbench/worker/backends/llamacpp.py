@@ -15,7 +15,7 @@ from workbench.config.lane import Configuration
 from workbench.config.rules import keys_and_values
 from workbench.errors import ConfigurationError
 from workbench.metrics.divergence import HEAD_AND_SAMPLES
-from workbench.protocol.events import Generate, Inspect, Score
+from workbench.protocol.events import Generate, Inspect, Score, Windows
 from workbench.protocol.wire import Arrays
 from workbench.worker import generation
 from workbench.worker.channel import Job
@@ -25,10 +25,11 @@ from workbench.worker.llama.context import Loaded, Settings
 from workbench.worker.llama.convert import KINDS, write_folder
 from workbench.worker.llama.effective import describe
 from workbench.worker.llama.log import Log
-from workbench.worker.llama.prompt import inspect
+from workbench.worker.llama.prompt import bos, inspect
 from workbench.worker.llama.quantize import quantize
 from workbench.worker.llama.weights import ALL_LAYERS, Weights, open_weights
 from workbench.worker.resident import peak_bytes, reset_peak, trim_heap
+from workbench.worker.windows import Running, run_windows
 
 ENGINE = ENGINES["llamacpp"]
 STEPS = 100  # of loading, as progress
@@ -136,6 +137,18 @@ class LlamaBackend:
         stats = Scoring(loaded, request, job, self.configuration.chunk).run()
         loaded.tokens = request.arrays["ids"].tolist()
         return {**stats, **self.stats()}
+
+    def windows(self, request: Windows, job: Job) -> dict[str, Any]:
+        """Score or write a llama.cpp base file."""
+        loaded = self._require("windows")
+        reset_peak()
+        threads = self.configuration.threads or physical_cores()
+        chunk, first = self.configuration.chunk, bos(loaded.weights)
+        running = Running(loaded, lambda block: block, loaded.width, loaded.size, chunk, threads, first)
+        try:
+            return {**run_windows(request, running, job), **self.stats()}
+        finally:
+            loaded.truncate(0)
 
     def generate(self, request: Generate, job: Job) -> dict[str, Any]:
         """Continue the context, or the ids that the request brings."""

@@ -14,25 +14,31 @@ from typing import Any, TypeVar
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; makes cuBLAS deterministic
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # flex compiles here, not in processes that outlive us
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from workbench.config.axes import ENGINES, check
 from workbench.config.lane import Configuration
 from workbench.errors import ConfigurationError
 from workbench.metrics.divergence import HEAD_AND_SAMPLES
-from workbench.protocol.events import Generate, Inspect, Score
+from workbench.protocol.events import Generate, Inspect, Score, Windows
 from workbench.protocol.wire import Arrays
 from workbench.worker import generation
+from workbench.worker.architectures import check_attention
+from workbench.worker.attention import implementation
 from workbench.worker.backends.base import OutOfMemory
 from workbench.worker.channel import Job
 from workbench.worker.devices import choose_device, cpu_features, devices
 from workbench.worker.forcing import Scoring, check_request, tokens_kept
 from workbench.worker.loaded import Loaded
-from workbench.worker.loading import ATTENTION, DTYPES, load, read_config, vocabulary_size
+from workbench.worker.loading import DTYPES, load, read_config, vocabulary_size
 from workbench.worker.memory import PeakMemory, first_line, is_out_of_memory, return_freed
 from workbench.worker.quant import compressed
 from workbench.worker.quant.kvcache import DEFAULT_GROUP, make_cache
+from workbench.worker.resident import return_large_blocks
+from workbench.worker.windows import Running, run_windows
 
 ENGINE = ENGINES["transformers"]
 DEFAULT_THREADS = torch.get_num_threads()  # torch's own choice, before any lane changes it
@@ -45,6 +51,7 @@ def make() -> TransformersBackend:
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return_large_blocks()
     return TransformersBackend()
 
 
@@ -95,7 +102,12 @@ class TransformersBackend:
         """Check everything that can be checked without weights, then load them (or keep them) and make the cache."""
         check(configuration)
         device = choose_device(configuration.device)
+        implementation(configuration.attn)  # whether its package is here
+        # transformers copies keys and values to every query head where there is a mask. The CPU's kernel reads them
+        # where they lie: the same bits for a chunk, in less time and memory. CUDA would take another kernel.
+        os.environ["TRANSFORMERS_SDPA_FORCE_GQA"] = "1" if device.type == "cpu" else "0"
         config = read_config(model, configuration.weights)
+        check_attention(config, implementation(configuration.attn), str(model))
         stored = compressed.quantization(config)
         limit = int(config.max_position_embeddings)
         if not 0 < context <= limit:
@@ -115,12 +127,13 @@ class TransformersBackend:
             torch.set_num_threads(configuration.threads or DEFAULT_THREADS)
             job.progress("loading", 0, 1)
             network = load(model, config, configuration.weights, configuration.attn, device)
-        network.set_attn_implementation(ATTENTION[configuration.attn])
+        network.set_attn_implementation(implementation(configuration.attn))
         cache = make_cache(configuration.kv, network.config, context, DTYPES[configuration.weights], device, **own)
-        loaded = Loaded(network, cache, device, vocabulary)
+        loaded = Loaded(network, cache, device, vocabulary, configuration.attn, configuration.chunk)
         if configuration.attn == "flex":
             job.progress("compiling", 0, 1)
             loaded.warm_flex(max(1, min(configuration.chunk, (context - 2) // 3)))
+        loaded.watch_attention()
         effective = loaded.describe()
         if stored:
             effective["weights"] |= compressed.describe(stored, network, configuration.weights)
@@ -148,11 +161,25 @@ class TransformersBackend:
         """Forced scoring."""
         loaded = self._require("score")
         check_request(request, loaded.cache.context, loaded.model.config.vocab_size, loaded.tokens)
-        loaded.truncate(tokens_kept(request))
+        loaded.truncate(tokens_kept(request), job)
         self._memory.reset()
         stats = Scoring(loaded, request, job, self.configuration.chunk).run()
         loaded.tokens = request.arrays["ids"].tolist()
         return {**stats, **self.stats()}
+
+    @_computing
+    def windows(self, request: Windows, job: Job) -> dict[str, Any]:
+        """Score or write a llama.cpp base file."""
+        from workbench.worker.prompt import bos  # only where asked: it imports the tokenizers of every model
+
+        loaded = self._require("windows")
+        width, chunk, first = int(loaded.model.config.vocab_size), self.configuration.chunk, bos(Path(self._key[-1]))
+        self._memory.reset()
+        running = Running(loaded, _host, width, loaded.cache.context, chunk, torch.get_num_threads(), first)
+        try:
+            return {**run_windows(request, running, job), **self.stats()}
+        finally:
+            loaded.truncate(0)
 
     @_computing
     def generate(self, request: Generate, job: Job) -> dict[str, Any]:
@@ -167,7 +194,7 @@ class TransformersBackend:
             loaded.prefill(ids[:keep].tolist(), self.configuration.chunk, job)
         last = loaded.tokens[keep - 1]
         # The last token runs again on its own: its pass gives the first new token's logits, in decode's numerics.
-        loaded.truncate(keep - 1)
+        loaded.truncate(keep - 1, job)
         new, stats = generation.generate(loaded, last, request, job)
         loaded.tokens += [last, *new[:-1]]
         return {**stats, **self.stats()}
@@ -201,6 +228,7 @@ class TransformersBackend:
             "memory_kind": self._memory.kind,
             "kv_cache_bytes": cache.nbytes if cache else 0,
             "kv_workspace_bytes": cache.workspace_bytes if cache else 0,
+            "kv_state_bytes": cache.state_bytes if cache else 0,
             "kv_positions": cache.length if cache else 0,
         }
 
@@ -218,6 +246,11 @@ class TransformersBackend:
         if self.loaded is None:
             raise ConfigurationError("no model is loaded", where=what, next="Send Start first.")
         return self.loaded
+
+
+def _host(block: torch.Tensor) -> NDArray[np.float32]:
+    """A block of logits as float32 in this process's memory."""
+    return block.float().cpu().numpy()
 
 
 def _cache_keys(configuration: Configuration) -> dict[str, Any]:

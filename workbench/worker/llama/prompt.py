@@ -48,6 +48,14 @@ def inspect(weights: Weights, text: str) -> tuple[dict[str, Any], Arrays]:
     return facts, {"ids": tokenize(weights, text)}
 
 
+def bos(weights: Weights) -> int | None:
+    """The token that llama.cpp's programs put in front of a text; None where they put none there."""
+    if api.llama_vocab_type(weights.vocab) == api.LLAMA_VOCAB_TYPE_NONE:
+        return None
+    token = int(api.llama_vocab_bos(weights.vocab))
+    return token if token != _NONE and api.llama_vocab_get_add_bos(weights.vocab) else None
+
+
 def tokenize(weights: Weights, text: str) -> NDArray[np.int32]:
     """Ids of a rendered prompt: control tokens are parsed, nothing is added in front.
 

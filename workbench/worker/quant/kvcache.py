@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from workbench.config.rules import keys_and_values
 from workbench.errors import ConfigurationError
+from workbench.worker.architectures import LINEAR, LayerShape, layer_shapes
 from workbench.worker.quant import kvstores
 from workbench.worker.quant.kvstores import BITS, PLAIN, QUANTIZED, Store, make_store, word
+from workbench.worker.quant.states import Saved, StateLayer
 
 DEFAULT_GROUP = 32
 
@@ -104,52 +106,82 @@ class Layer(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """One layer object per decoder layer; attention reads values in the dtype `attended`, whatever is stored."""
+    """One layer object per decoder layer; attention reads values in the dtype `attended`, whatever is stored.
 
-    def __init__(
-        self, layers: list[Any], group: int, head_dim: int, attended: torch.dtype, workspace: Workspace | None
-    ):
+    Before and after each pass `begin` and `end` are called: a pass that broke off has moved some states and not others.
+    """
+
+    def __init__(self, layers: list[Any], shapes: list[LayerShape], group: int, attended: torch.dtype) -> None:
         super().__init__(layers=layers)
-        self.group, self.head_dim, self.attended, self.workspace = group, head_dim, attended, workspace
+        self.shapes, self.group, self.attended = shapes, group, attended
+        self.stored: list[Layer] = [layer for layer in layers if isinstance(layer, Layer)]
+        self.head_dim = next(shape.head_dim for shape in shapes if shape.stores)
+        states = [layer for layer in layers if isinstance(layer, StateLayer)]
+        self.states = Saved(states) if states else None
+        self.broken = False
 
     @property
     def scheme(self) -> str:
         """The configuration's word for what the layers store, read from their tensors."""
-        layer: Any = self.layers[0]
-        return word(*(store.kind for store in layer.stores))
+        return word(*(store.kind for store in self.stored[0].stores))
 
     @property
     def nbytes(self) -> int:
         """Bytes that store keys and values, the shared workspace not counted."""
-        return sum(layer.nbytes for layer in self.layers)  # pyright: ignore[reportAttributeAccessIssue]
+        return sum(layer.nbytes for layer in self.stored)
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the one layer's worth of values that attention reads."""
-        return 0 if self.workspace is None else self.workspace.nbytes
+        """Bytes of the values that attention reads: one layer's worth, and that of layers which others read from."""
+        spaces = {id(layer.workspace): layer.workspace for layer in self.stored if layer.workspace is not None}
+        return sum(space.nbytes for space in spaces.values())
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of layers without a KV cache, the copies to go back to included."""
+        return self.states.nbytes if self.states else 0
 
     @property
     def length(self) -> int:
         """Tokens stored."""
-        layer: Any = self.layers[0]
-        return layer.get_seq_length()
+        return self.stored[0].length
 
     @property
     def context(self) -> int:
         """Tokens that fit."""
-        return int(self.layers[0].get_max_length())
+        return self.stored[0].context
 
     def describe(self) -> str:
         """What the layers' tensors are, in words."""
-        layer: Any = self.layers[0]
-        keys, values = (store.describe() for store in layer.stores)
+        keys, values = (store.describe() for store in self.stored[0].stores)
         return f"keys and values {keys}" if keys == values else f"keys {keys}; values {values}"
 
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
+    def begin(self, tokens: int) -> None:
+        """A pass of so many tokens is about to run."""
+        self.broken = True
+        if self.states:
+            self.states.before(self.length, tokens)
+
+    def end(self) -> None:
+        """The pass ran to its end."""
+        self.broken = False
+
+    @property
+    def cuts_exactly(self) -> bool:
+        """Whether a cache that grew and is cut back is what it was: not where groups or a window of exact tokens moved
+        on, nor where layers have states."""
+        stores = [store for layer in self.stored for store in layer.stores]
+        moving = any(isinstance(store, kvstores.GroupedStore) and (store.step > 1 or store.window) for store in stores)
+        return not self.states and not moving
+
+    def truncate(self, length: int) -> int:
+        """Keep the first `length` tokens, or fewer where layers have states that were saved at fewer; how many."""
+        if self.states and (self.broken or length != self.length):
+            length = self.states.back(length)
+        for layer in self.stored:
             layer.crop(length - layer.length)
+        self.broken = False
+        return length
 
 
 def make_cache(
@@ -163,13 +195,12 @@ def make_cache(
     channel: bool = False,
 ) -> KVCache:
     """A cache for a model whose attention computes in `compute`: keys and values of `scheme` in groups of `group`, keys
-    by channel where `channel`, the newest `window` tokens exact.
+    by channel where `channel`, the newest `window` tokens exact. `config` is the text part's.
 
+    Layers of sliding-window attention store the whole context too: it can then be cut back to any length.
     Raises ConfigurationError where it cannot be made.
     """
-    heads, layers = config.num_key_value_heads, config.num_hidden_layers
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape, kinds = (heads, context, head_dim), keys_and_values(scheme)
+    kinds = keys_and_values(scheme)
     for kind in kinds:
         if kind not in PLAIN and kind not in QUANTIZED:
             raise ConfigurationError(
@@ -178,17 +209,27 @@ def make_cache(
                 next=f"It can do kv={'|'.join([*PLAIN, *QUANTIZED])}, and pairs such as k8v4.",
             )
     rounded = any(kind in QUANTIZED for kind in kinds)
-    _check_group(kinds, group, head_dim, channel)
-    workspace = None
-    if rounded or PLAIN[kinds[0]] != compute:
-        workspace = Workspace(shape, compute, device, rounded)
     own = {"group": group, "window": window}
+    shapes = layer_shapes(config)
+    spaces: dict[tuple[int, int, int], Workspace] = {}
     made: list[Any] = []
-    for _ in range(layers):
+    for each in shapes:
+        if not each.stores:
+            made.append(StateLayer() if each.kind == LINEAR else DummyLayer())
+            continue
+        shape = (each.heads, context, each.head_dim)
+        _check_group(kinds, group, each.head_dim, channel)
+        workspace = None
+        if rounded or any(PLAIN[kind] != compute for kind in kinds):
+            # What a layer lends must stay as it is until the last layer has read it.
+            workspace = None if each.lends else spaces.get(shape)
+            workspace = workspace or Workspace(shape, compute, device, rounded)
+            if not each.lends:
+                spaces[shape] = workspace
         keys = make_store(kinds[0], shape, compute, device, {**own, "channel": channel})
         values = make_store(kinds[1], shape, compute, device, {**own, "channel": False})
         made.append(Layer(context, (keys, values), workspace))
-    return KVCache(made, group if rounded else 0, head_dim, compute, workspace)
+    return KVCache(made, shapes, group if rounded else 0, compute)
 
 
 def _check_group(kinds: tuple[str, str], group: int, head_dim: int, channel: bool) -> None:
