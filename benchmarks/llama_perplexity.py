@@ -1,12 +1,12 @@
-"""Our numbers and llama-perplexity's, of the same GGUF files, the same text and the same base file; and what each takes.
+"""Our numbers and llama-perplexity's, of the same GGUF files, text and base file; and what each takes.
 
-llama-perplexity is built once from the source that this llama-cpp-python was built from (its sdist; needs pip, cmake and
-a C++ compiler) with the package's own options. Then, in windows of 512 tokens of a sample session's text:
+llama-perplexity is built once from the source that this llama-cpp-python was built from (its sdist; needs pip, cmake
+and a C++ compiler) with the package's own options. Then, in windows of 512 tokens of a sample session's text:
 
 1. Both write a base file of the BF16 model; the codes of the two are compared.
 2. Both score each quantization against llama-perplexity's base file: the statistics that it prints, side by side. They
-   agree where they differ by no more than half a step of the file's 16 bits (for Δp, in p ≤ 1; for the same top, by rows
-   whose two best ids lie within a step), and what was cut off in print.
+   agree where they differ by no more than half a step of the file's 16 bits (for Δp, in p ≤ 1; for the same top, by
+   rows whose two best ids lie within a step), and what was cut off in print.
 3. One quantization is scored against our base file by llama-perplexity: it must read it, with the same result.
 4. Time and memory of 2, runs taken in turn, medians: the wall's seconds from the command's start to its end; the peak
    resident set of all processes (ours are two), less the model file and the KV cache.
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -47,7 +48,7 @@ WINDOW = 512
 QUANTIZATIONS = ("Q8_0", "Q4_K_M", "Q4_0")
 SESSION = "refactor-long"
 TIME_BAR, MEMORY_BAR = 1.0, 0.5
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.1
 PRINTED = 1e-6
 MIB = 1 << 20
 OPTIONS = (
@@ -214,11 +215,19 @@ def measured(command: list[str]) -> Run:
         began = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, stderr=err)
         peaks: dict[int, int] = {}
-        while child.poll() is None:
-            for pid in (child.pid, *children(child.pid)):
-                peaks[pid] = max(peaks.get(pid, 0), peak_of(pid))
-            time.sleep(POLL_SECONDS)
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(POLL_SECONDS):
+                for pid in (child.pid, *children(child.pid)):
+                    peaks[pid] = max(peaks.get(pid, 0), peak_of(pid))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        child.wait()
         seconds = time.perf_counter() - began
+        ended.set()
+        watcher.join()
         texts: list[str] = []
         for stream in (out, err):
             stream.seek(0)
@@ -282,9 +291,9 @@ def built(may_build: bool) -> Path | None:
         print("llama-perplexity is not built here; this builds it: python benchmarks/llama_perplexity.py")
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
     if not list(folder.glob("*.tar.gz")):
-        subprocess.run([*download[:-1], "-d", str(folder), package], check=True)
+        download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
+        subprocess.run([*download, "-d", str(folder), package], check=True)
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         archive.extractall(folder, filter="data")
     source = next(folder.glob("llama_cpp_python-*/vendor/llama.cpp"))

@@ -48,7 +48,7 @@ def test_doctor_names_every_engine_and_its_values(capsys: pytest.CaptureFixture[
     assert all(f"engine {name}" in text for name in ENGINES)
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["engines"][0]["axes"]["kv"] == ["bf16", "fp32", "int8", "int4"]
+    assert facts["engines"][0]["axes"]["kv"] == ["bf16", "fp32", "int8", "int4", "int2", "fp8"]
     for fact in facts["engines"]:
         assert (fact["source"], fact["capability"], fact["checked"]) == ("own", "declared", None)
         assert bool(fact["install"]) != fact["usable"]
@@ -288,7 +288,9 @@ def test_what_kept_the_app_from_starting_is_said_again_when_it_is_left(
 
 
 def test_usage_errors_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["run"], ["nonesuch"], ["compare", "a.wbs", "--json", "--csv"]):
+    assert main(["run"]) == 2
+    assert "name a session" in capsys.readouterr().err
+    for arguments in (["compare"], ["nonesuch"], ["compare", "a.wbs", "--json", "--csv"]):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2
