@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench.errors import ConfigurationError
 from workbench.report import table
 from workbench.report.compare import compare as comparison_of
+from workbench.report.matrix import matrix, matrix_text
 from workbench.session.text import one_line
 from workbench.store.exporters import write_csv, write_jsonl
 from workbench.store.playback import read_state
@@ -38,7 +39,8 @@ def compare(options: argparse.Namespace) -> int:
     comparisons: list[table.Comparison] = []
     for name in options.files:
         with _opened(name) as state:
-            comparisons.append(comparison_of(state))
+            comparison = comparison_of(state)
+            comparisons.append({**comparison, "matrix": matrix(state)} if options.matrix else comparison)
     if options.json:
         print(json.dumps(comparisons[0] if len(comparisons) == 1 else comparisons, indent=1))
         return 0
@@ -47,6 +49,8 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     shape = table.markdown if options.markdown else table.text
     print("\n".join(shape(comparison) for comparison in comparisons), end="")
+    for comparison in comparisons if options.matrix else ():
+        print(f"\n{matrix_text(comparison['matrix'])}", end="")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from workbench import __version__
 from workbench.config.lane import EMBEDDED_MODEL
 from workbench.config.schemes import GROUPS, SCHEMES
+from workbench.run.sweep import AXES
 
 _SESSION = "FILE.json, FILE.jsonl#ID, or a sample session's name"
 _MODEL = "a folder, a GGUF file, a hub id, or a name from `models`"
@@ -25,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     run = _command(commands, "run", "run.run", "record or reuse the reference, run the lanes, print the table")
     _add_session(run)
     run.add_argument("--lane", action="append", default=[], metavar="SPEC", help="engine:key=value,... or a TOML file")
+    run.add_argument("--sweep", choices=AXES, help="each --lane (the reference, if none) with every value of an axis")
     run.add_argument("--floor", action="store_true", help="measure the noise floor as well")
     run.add_argument("--parallel", type=int, default=1, metavar="N", help="lanes at once, where memory allows")
     run.add_argument(
@@ -51,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     compare = _command(commands, "compare", "files.compare", "the table of a saved session's lanes")
     compare.add_argument("files", metavar="FILE", nargs="+")
+    compare.add_argument("--matrix", action="store_true", help="every lane against every other (text and JSON)")
     form = compare.add_mutually_exclusive_group()
     for name in ("json", "csv", "markdown"):
         form.add_argument(f"--{name}", action="store_true")

@@ -18,6 +18,7 @@ from workbench.report.compare import compare
 from workbench.run.experiment import Experiment
 from workbench.run.imported import export_from
 from workbench.run.prepare import Ask, ask_again
+from workbench.run.sweep import sweep
 from workbench.store.exchange import SUFFIX
 
 DEMO_SESSION = "demo"
@@ -30,6 +31,11 @@ def run(options: argparse.Namespace) -> int:
     if options.repeat < 1:
         raise ConfigurationError(f"--repeat {options.repeat} is below 1", where="run")
     ask = replace(ask_of(options, options.lane), repeat=options.repeat)
+    if options.sweep:
+        bases = ask.lanes or (ask.reference,)
+        if ask.reference_file is not None and not ask.lanes:
+            raise ConfigurationError("--sweep needs a --lane: the reference is a file", where="run")
+        ask = replace(ask, lanes=sweep(options.sweep, bases, ask.reference, Narrator().say))
     if ask.repeat > 1 and not ask.lanes:  # what is repeated are lanes: here the reference as one
         if ask.reference_file is not None:
             raise ConfigurationError("--repeat needs a --lane: the reference is a file", where="run")
