@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench.errors import ConfigurationError
 from workbench.report import table
 from workbench.report.compare import compare as comparison_of
+from workbench.report.depth import depth_text
 from workbench.report.matrix import matrix, matrix_text
 from workbench.session.text import one_line
 from workbench.store.exporters import write_csv, write_jsonl
@@ -49,6 +50,8 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     shape = table.markdown if options.markdown else table.text
     print("\n".join(shape(comparison) for comparison in comparisons), end="")
+    for comparison in comparisons if options.depth else ():
+        print(f"\n{depth_text(comparison)}", end="")
     for comparison in comparisons if options.matrix else ():
         print(f"\n{matrix_text(comparison['matrix'])}", end="")
     return 0

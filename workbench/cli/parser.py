@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     compare = _command(commands, "compare", "files.compare", "the table of a saved session's lanes")
     compare.add_argument("files", metavar="FILE", nargs="+")
+    compare.add_argument("--depth", action="store_true", help="each lane by depth, and where it leaves the noise floor")
     compare.add_argument("--matrix", action="store_true", help="every lane against every other (text and JSON)")
     form = compare.add_mutually_exclusive_group()
     for name in ("json", "csv", "markdown"):

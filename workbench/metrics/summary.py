@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.metrics import depth, stats
+from workbench.metrics import changepoint, depth, stats
 from workbench.metrics.divergence import BOUNDED, HEAD_AND_SAMPLES
 from workbench.protocol.wire import Arrays
 from workbench.session.regions import ROLE_NAMES
@@ -128,9 +128,17 @@ def lane_summary(  # noqa: PLR0913
                 "clusters": mean.clusters if mean else 0,
             },
             "by_depth": [
-                {"from": start, "to": stop, **_part(rows, trace_entropy, labels, index, bounded)}
+                {
+                    "from": start,
+                    "to": stop,
+                    **_part(rows, trace_entropy, labels, index, bounded),
+                    "margin_mean": _mean(trace_margin, index),
+                    "flips_beyond_floor": None if tau is None else int((flips & (trace_margin > tau))[index].sum()),
+                    "turns": len(np.unique(stream["turn"][here][index])),
+                }
                 for start, stop, index in _depth_bins(head, first)
             ],
+            "leaves_floor": _leaves(rows["kl"], head, stream["turn"][here], first, floor, bounded),
             "by_role": _by_role(rows, trace_entropy, labels, stream["role"][here], bounded),
         }
     )
@@ -203,6 +211,17 @@ def _margin_change(item: FloorRow) -> NDArray[np.float64]:
 
 _OF_KL: tuple[str, ...] = ("mean", "se", "median", "p90", "p99", "p999", "max", "top1pct_share")
 """What a lane with nothing but bounds cannot say of its KL."""
+
+
+def _leaves(
+    kl: NDArray[np.float32], head: Mask, turns: NDArray[np.int32], first: int, floor: float | None, bounded: bool
+) -> dict[str, Any] | None:
+    """From which depth on the lane stays above what counts as the floor."""
+    if bounded or floor is None:
+        return None
+    index = np.flatnonzero(head)
+    found = changepoint.leaves_floor(kl[index], turns[index], index + first, AT_FLOOR * floor)
+    return found and found.to_json()
 
 
 def _part(

@@ -24,7 +24,7 @@ from workbench.store.trace import margins
 
 _FROM_ROWS: tuple[str, ...] = (
     "valid", "n", "excluded", "kl", "severe", "tv_mean", "tv", "flips", "flip_rate", "flips_beyond_floor", "at_floor",
-    "by_depth", "by_role",
+    "by_depth", "by_role", "leaves_floor",
 )  # fmt: skip
 _ACCEPTANCE: tuple[str, ...] = ("pooled", "per_request", "by_slot", "source")
 
