@@ -39,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
     _add_record(commands)
+    _add_ladder(commands)
 
     demo = _command(
         commands, "demo", "run.demo", "the demo session with three lanes: the app, or headless without a terminal"
@@ -127,6 +128,19 @@ def _add_record(commands: Any) -> None:
     record.add_argument("--lane", metavar="SPEC", help="the reference (same as --reference)")
     record.add_argument("--export-reference", metavar="FILE.wbref", help="write it to a file that others can use")
     record.add_argument("--no-text", action="store_true", help="leave all text but the token ids out of that file")
+
+
+def _add_ladder(commands: Any) -> None:
+    ladder = _command(commands, "ladder", "ladder.ladder", "which knob did it: one axis at a time between two lanes")
+    ladder.add_argument("session", metavar="SESSION", help=_SESSION)
+    ladder.add_argument(
+        "--from", dest="start", metavar="SPEC", default="transformers:weights=bf16", help="the reference"
+    )
+    ladder.add_argument("--to", dest="stop", metavar="SPEC", required=True, help="where its axes lead to")
+    ladder.add_argument("--model", metavar="NAME|PATH", help=_MODEL)
+    ladder.add_argument("-o", "--output", metavar="FILE.wbs", help="where to save; an unfinished run there is resumed")
+    ladder.add_argument("--fit", action="store_true", help="cut a session that is too long at a turn boundary")
+    ladder.add_argument("--json", action="store_true", help="print the comparison and the ladder as JSON")
 
 
 def _add_quantize(commands: Any) -> None:

@@ -20,6 +20,7 @@ from workbench.run.imported import export_from
 from workbench.run.prepare import Ask, ask_again
 from workbench.run.sweep import sweep
 from workbench.store.exchange import SUFFIX
+from workbench.store.state import SessionState
 
 DEMO_SESSION = "demo"
 DEMO_LANES = ("transformers:weights=int8", "transformers:kv=int8", "transformers:kv=int4")
@@ -119,13 +120,19 @@ def headless(ask: Ask, *, as_json: bool, export: Path | None = None, text: bool 
     return code
 
 
+def measure(experiment: Experiment, narrator: Narrator) -> SessionState:
+    """Run an experiment to its end, showing how far it is; its file stays open."""
+    state = experiment.prepare()
+    experiment.start()
+    while not experiment.wait(_POLL_SECONDS):
+        narrator.show(state)
+    narrator.show(state)
+    return state
+
+
 def _measure(experiment: Experiment, narrator: Narrator, *, as_json: bool) -> int:
     try:
-        state = experiment.prepare()
-        experiment.start()
-        while not experiment.wait(_POLL_SECONDS):
-            narrator.show(state)
-        narrator.show(state)
+        state = measure(experiment, narrator)
         comparison = compare(state)
         print(json.dumps(comparison, indent=1) if as_json else table.text(comparison))
         print(f"saved: {state.path}", file=sys.stderr if as_json else sys.stdout)
