@@ -16,6 +16,7 @@ from workbench.report.depth import depth_text
 from workbench.report.matrix import matrix, matrix_text
 from workbench.session.text import one_line
 from workbench.store.exporters import write_csv, write_jsonl
+from workbench.store.parquet import write_parquet
 from workbench.store.playback import read_state
 from workbench.store.saved import SavedSession
 from workbench.store.state import SessionState
@@ -58,15 +59,28 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """`workbench export FILE`: per-position rows on stdout."""
+    """`workbench export FILE`: per-position rows, on stdout or in a file."""
+    if options.format == "parquet" and not options.output:
+        raise ConfigurationError("Parquet is written to a file", where="export", next="Give -o FILE.parquet.")
     with _opened(options.file) as state:
         names = [lane.record.name for lane in state.lanes]
         if options.lane is not None and options.lane not in names:
             raise ConfigurationError(
                 f"there is no lane {options.lane!r}", where=options.file, next=f"Its lanes: {', '.join(names)}."
             )
+        if options.format == "parquet":
+            count = write_parquet(state, Path(options.output), lane=options.lane)
+            print(one_line(f"{options.output}: {count:,} rows"), file=sys.stderr)
+            return 0
         write = write_csv if options.format == "csv" else write_jsonl
-        write(state, sys.stdout, lane=options.lane)
+        if not options.output:
+            write(state, sys.stdout, lane=options.lane)
+            return 0
+        try:
+            with Path(options.output).open("w", encoding="utf-8", newline="") as out:
+                write(state, out, lane=options.lane)
+        except OSError as error:
+            raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=options.output) from error
     return 0
 
 

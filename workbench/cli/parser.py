@@ -64,9 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
     floor.add_argument("file", metavar="FILE")
     floor.add_argument("--json", action="store_true")
 
-    export = _command(commands, "export", "files.export", "per-position rows of a saved session as CSV or JSONL")
+    export = _command(commands, "export", "files.export", "per-position rows of a saved session")
     export.add_argument("file", metavar="FILE")
-    export.add_argument("--format", choices=("csv", "jsonl"), default="csv")
+    export.add_argument("--format", choices=("csv", "jsonl", "parquet"), default="csv")
+    export.add_argument("-o", "--output", metavar="FILE", help="where to; Parquet needs it and the extra `parquet`")
     export.add_argument("--lane", metavar="NAME", help="only this lane")
 
     _add_models(commands)
