@@ -26,7 +26,7 @@ lint: $(VENV)/.test  ## ruff, pyright, import contracts
 	@$(BIN)/lint-imports
 
 bench: $(VENV)/.test  ## the figures that README and CHANGELOG claim
-	@for script in lanes engines fidelity check_kl overhead memory trace_size seek ui; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	@for script in lanes engines fidelity llama_perplexity check_kl overhead memory trace_size seek ui; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:  ## remove what make created here (models and traces stay: workbench models, workbench paths)
 	rm -rf $(VENV) build dist *.egg-info .ruff_cache .import_linter_cache

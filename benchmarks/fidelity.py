@@ -43,11 +43,11 @@ KV = {
 GGUF = ("BF16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0")
 GGUF_KV = ("q8_0", "q4_0")
 LANES: dict[str, str] = {
-    **{f"transformers:attn={name}": about for name, about in ATTENTION.items()},
     **{f"transformers:weights={spec}": f"weights {name}" for spec, name in WEIGHTS.items()},
     **{f"transformers:kv={kv}": about for kv, about in KV.items()},
     **{f"llamacpp:weights={scheme}": f"llama.cpp {scheme}" for scheme in GGUF},
     **{f"llamacpp:weights=BF16,kv={kv}": f"llama.cpp BF16, KV {kv}" for kv in GGUF_KV},
+    **{f"transformers:attn={name}": about for name, about in ATTENTION.items()},
 }
 """A lane's SPEC → what the table calls it."""
 NEEDS = ("transformers", "llamacpp", "llmcompressor")

@@ -42,9 +42,10 @@ def check_recipe(made: Recipe, model: Model, where: str) -> None:
         raise ConfigurationError(
             f"the weights of {model.name} are quantized already", where=where, next="Use the original weights."
         )
-    ignored = made.ignore
+    left = {*made.ignore}  # whole names, or the last part of one
     inputs = linear_inputs(model.folder)
-    check_widths(made, {name: width for name, width in inputs.items() if name.rpartition(".")[2] not in ignored}, where)
+    wanted = {name: width for name, width in inputs.items() if not {name, name.rpartition(".")[2]} & left}
+    check_widths(made, wanted, where)
 
 
 def lane_weights(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -170,7 +171,7 @@ def _ignored(name: str, ignore: tuple[str, ...]) -> bool:
 
 
 def _modifiers(recipe: Recipe) -> list[Any]:
-    ignore = [word if "." in word or word == "lm_head" else f"re:.*\\b{word}$" for word in recipe.ignore]
+    ignore = [word if "." in word or word == "lm_head" else f"re:.*\\b{re.escape(word)}$" for word in recipe.ignore]
     scheme = SCHEMES[recipe.scheme]
     if recipe.scheme == "nvfp4a16":
         return [QuantizationModifier(targets="Linear", scheme="NVFP4A16", ignore=ignore)]
@@ -214,7 +215,7 @@ def _errors(model: nn.Module, source: Path, method: str) -> dict[str, float]:
         )
         wanted = _original(source, f"{name}.weight") if method == "gptq" else weight
         if wanted is None:
-            wanted = weight
+            raise ModelError(f"the model's files hold no {name}.weight to compare with", where=str(source))
         wanted = wanted.to(quantized.device, torch.float32)
         errors[name] = float((wanted - quantized.float()).norm() / wanted.norm().clamp_min(1e-12))
     return errors
