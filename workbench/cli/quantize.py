@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from workbench.paths import expanded
 from workbench.run.calibration import NONE, calibration
 from workbench.run.convert import converter
 from workbench.run.prepare import told, transformers_python
-from workbench.run.quantize import cached, check_recipe, make
+from workbench.run.quantize import cached, check_recipe, make_at
 from workbench.session.template import Renderer
 from workbench.session.text import one_line
 
@@ -53,7 +52,10 @@ def quantize(options: argparse.Namespace) -> int:
             if calibrated:
                 tell("reading calibration text", 0, 0)
                 text = calibration(tuple(options.calibrate), Renderer.load(model.folder), None, "quantize")
-            folder = cached(made, model, text, tell) if target is None else _into(target, made, model, text, tell)
+            if target is None:
+                folder = cached(made, model, text, tell)
+            else:
+                make_at(folder := target, made, model, text, tell)
     finally:
         narrator.clear()
     manifest = read_manifest(folder)
@@ -62,20 +64,6 @@ def quantize(options: argparse.Namespace) -> int:
     else:
         _show(folder, manifest)
     return 0
-
-
-def _into(target: Path, *what: Any) -> Path:
-    """Made beside its place and renamed: a folder that is there is whole."""
-    part = target.with_name(f".part-{target.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        made, model, text, tell = what
-        target.parent.mkdir(parents=True, exist_ok=True)
-        make(made, model, text, part, tell)
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return target
 
 
 def _show(folder: Path, manifest: dict[str, Any]) -> None:

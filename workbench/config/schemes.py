@@ -10,6 +10,8 @@ from workbench.errors import ConfigurationError
 
 CHANNEL = "channel"
 GROUPS = (CHANNEL, "32", "64", "128")
+MANIFEST = "quantization.json"
+"""Beside made weights: how they were made. The engine process writes it."""
 
 
 @dataclass(frozen=True, slots=True)

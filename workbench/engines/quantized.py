@@ -7,20 +7,17 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from workbench.config.schemes import Recipe
+from workbench.config.schemes import MANIFEST, Recipe
 from workbench.engines.made import plain_name
-from workbench.engines.weights import weights_files
+from workbench.engines.weights import read_safetensors, weights_files
 from workbench.errors import ModelError
 from workbench.paths import models_dir
 from workbench.session.tokenizer import read_object
 
-MANIFEST = "quantization.json"
-"""How the weights were made; the engine process writes it."""
 WRITER = 1
 """Raised when our writer gives other weights, so that what was made before is made again."""
-_HEADER_BYTES = 100 << 20
 
 
 def quantized_dir() -> Path:
@@ -65,16 +62,7 @@ def linear_inputs(folder: Path) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for path in weights_files(folder):
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header: Any = json.loads(file.read(length)) if length <= _HEADER_BYTES else None
-        except (OSError, ValueError) as error:
-            raise ModelError(f"its header cannot be read: {error}", where=str(path)) from error
-        if not isinstance(header, dict):
-            raise ModelError("its header is no object", where=str(path))
-        for name, entry in cast(dict[str, dict[str, Any]], header).items():
-            shape = entry.get("shape", [])
+        for name, shape in read_safetensors(path).shapes.items():
             if name.endswith(".weight") and ".layers." in name and len(shape) == 2:
-                found[name.removesuffix(".weight")] = int(shape[1])
+                found[name.removesuffix(".weight")] = shape[1]
     return found

@@ -12,7 +12,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,10 +34,11 @@ _BLOCK = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a safetensors header says: bytes by dtype and the number of tensors."""
+    """What a safetensors header says: bytes by dtype, the number of tensors, and the shape of each by its name."""
 
     bytes_by_dtype: dict[str, int]
     count: int
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
 def read_safetensors(path: Path) -> Tensors:
@@ -59,6 +60,7 @@ def read_safetensors(path: Path) -> Tensors:
     entries = cast(dict[str, Any], header)
     sizes: Counter[str] = Counter()
     spans: list[tuple[int, int]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, entry in entries.items():
         if name == "__metadata__":
             continue
@@ -76,6 +78,7 @@ def read_safetensors(path: Path) -> Tensors:
             )
         sizes[dtype] += end - begin
         spans.append((begin, end))
+        shapes[name] = tuple(shape)
     position = 0
     for begin, end in sorted(spans):
         if begin != position:
@@ -83,7 +86,7 @@ def read_safetensors(path: Path) -> Tensors:
         position = end
     if 8 + length + position != size:
         raise _damaged(path, f"it has {size:,} bytes, its header names {8 + length + position:,}", "safetensors")
-    return Tensors(dict(sizes), len(spans))
+    return Tensors(dict(sizes), len(spans), shapes)
 
 
 def weights_files(folder: Path) -> list[Path]:

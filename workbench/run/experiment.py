@@ -70,7 +70,7 @@ class Experiment:
 
     def prepare(self) -> SessionState:
         """Find the model, render the session, open the file. Raises WorkbenchError; nothing runs yet."""
-        self.prepared = prepare(self._ask, self._say)
+        self.prepared = prepare(self._ask, self._say, self._file)
         for configuration in (*(() if self._file else (self._ask.reference,)), *self._ask.lanes):
             self._lane_model(configuration)  # a refusal comes before there is a file
         rendered = self.prepared.rendered

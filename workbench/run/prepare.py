@@ -15,11 +15,12 @@ from workbench.engines.environments import Environment, environment_for
 from workbench.engines.models import Model, find_model
 from workbench.errors import ConfigurationError, EngineError, SavedSessionError
 from workbench.run.convert import converter
-from workbench.run.imported import check_reading, check_stream, check_trace, load_reference, session_of
+from workbench.run.imported import check_reading, check_stream, check_trace, session_of
 from workbench.session.script import Session, load_session
 from workbench.session.script import from_json as session_from_json
 from workbench.session.template import Rendered, Renderer, check_length, fit, render
 from workbench.session.tokenizer import Tokenizer
+from workbench.store.exchange import Exchange
 from workbench.store.saved import SavedSession
 
 Say = Callable[[str], None]
@@ -65,10 +66,13 @@ class Prepared:
         return {"weights": self.model.facts["weights_hash"], **{name: self.rendered.facts[name] for name in names}}
 
 
-def prepare(ask: Ask, say: Say) -> Prepared:
-    """Session, model, tokenizer and rendering. Raises WorkbenchError; a session that is too long needs `fit`."""
-    if ask.reference_file is not None:
-        return _prepare_imported(ask, ask.reference_file, say)
+def prepare(ask: Ask, say: Say, file: Exchange | None = None) -> Prepared:
+    """Session, model, tokenizer and rendering; `file` is a reference that was recorded elsewhere.
+
+    Raises WorkbenchError; a session that is too long needs `fit`.
+    """
+    if file is not None:
+        return _prepare_imported(ask, file, say)
     if ask.session is None:
         raise ConfigurationError("name a session", where="run", next="Or give --reference FILE.wbref, which holds one.")
     session = load_session(ask.session) if isinstance(ask.session, str) else ask.session
@@ -92,13 +96,12 @@ def prepare(ask: Ask, say: Say) -> Prepared:
     return Prepared(session, model, renderer.tokenizer, rendered, environment)
 
 
-def _prepare_imported(ask: Ask, path: Path, say: Say) -> Prepared:
+def _prepare_imported(ask: Ask, file: Exchange, say: Say) -> Prepared:
     """As `prepare`, of a reference that is in a file: nothing of it runs here."""
-    file = load_reference(path)
     model = find_model(ask.reference.model, converter(transformers_python), told(say))
     renderer = Renderer.load(model.folder)
     check_reading(file, renderer)
-    session, rendered = session_of(path)
+    session, rendered = session_of(file.path)
     notes = check_trace(file)
     if ask.session is not None or file.text:
         given = load_session(ask.session) if isinstance(ask.session, str) else ask.session or session
@@ -110,7 +113,7 @@ def _prepare_imported(ask: Ask, path: Path, say: Say) -> Prepared:
     if file.record.manifest.get("weights_hash") != model.facts["weights_hash"]:
         notes.append("the reference was recorded from other weight files than this model's")
     rendered.facts["notes"] = [*(rendered.facts.get("notes") or []), *notes]
-    for note in (f"reference: from {path.name}, recorded by {file.record.manifest.get('engine')}", *notes):
+    for note in (f"reference: from {file.path.name}, recorded by {file.record.manifest.get('engine')}", *notes):
         say(note)
     return Prepared(session, model, renderer.tokenizer, rendered, None)
 

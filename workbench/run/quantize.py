@@ -76,14 +76,20 @@ def cached(made: Recipe, model: Model, text: Calibration, tell: Tell) -> Path:
             if not _other_library(path, environment):
                 return path
             shutil.rmtree(path)
-        part = path.with_name(f".part-{path.name}")
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            make(made, model, text, part, tell)
-            part.rename(path)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        make_at(path, made, model, text, tell)
     return path
+
+
+def make_at(target: Path, made: Recipe, model: Model, text: Calibration, tell: Tell) -> None:
+    """As `make`, beside its place and renamed: a folder that is there is whole."""
+    part = target.with_name(f".part-{target.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        make(made, model, text, part, tell)
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def make(made: Recipe, model: Model, text: Calibration, target: Path, tell: Tell) -> dict[str, Any]:

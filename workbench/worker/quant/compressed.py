@@ -15,10 +15,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from workbench.config.schemes import CHANNEL, SCHEMES
+from workbench.config.schemes import CHANNEL, MANIFEST, SCHEMES
 from workbench.errors import ConfigurationError, ModelError
 
-MANIFEST = "quantization.json"
 AS_IT_IS = "checkpoint"
 
 

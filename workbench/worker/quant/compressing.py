@@ -40,11 +40,9 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from workbench.config.schemes import CHANNEL, SCHEMES, Recipe, check_widths
+from workbench.config.schemes import CHANNEL, MANIFEST, SCHEMES, Recipe, check_widths
 from workbench.errors import ConfigurationError, ModelError
 
-MANIFEST = "quantization.json"
-"""Beside the weights: how they were made. `engines.quantized` reads it."""
 KEPT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "tokenizer.model")
 Report = Callable[[int, int], None]
 """Told how many of how many layers are done; may raise Cancelled."""
